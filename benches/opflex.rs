@@ -110,7 +110,7 @@ fn sibling(n: usize, name: &str) -> ManagedObject {
 /// A server with this number of objects beside each other, kept in a file if there is one.
 fn serve_plain(control: &str, count: &str, keep: Option<&str>) {
     let objects = (0..count.parse().unwrap()).map(|n| sibling(n, "0"));
-    let mut config = ServerConfig::new(server::Settings::new("bench", "bench"))
+    let mut config = ServerConfig::new(server::ServerSettings::new("bench", "bench"))
         .policy(objects.collect())
         .control(control)
         .listen(Address::tcp("127.0.0.1", 0));
@@ -123,7 +123,7 @@ fn serve_plain(control: &str, count: &str, keep: Option<&str>) {
 
 /// A server over TLS. The directory `certificates` has `ca.pem` and `server.pem`.
 fn serve(control: &str, certificates: Option<&str>) {
-    let mut config = ServerConfig::new(server::Settings::new("bench", "bench"))
+    let mut config = ServerConfig::new(server::ServerSettings::new("bench", "bench"))
         .policy(policy().into_iter().chain(plain()).collect())
         .control(control)
         .listen(Address::tcp("127.0.0.1", 0));
@@ -142,7 +142,7 @@ fn serve(control: &str, certificates: Option<&str>) {
 fn element(address: &str, certificates: Option<&str>) {
     println!("idle");
     std::io::stdin().read_exact(&mut [0]).unwrap();
-    let mut config = ElementConfig::new(policy_element::Settings::new("bench", "bench", [address]));
+    let mut config = ElementConfig::new(policy_element::ElementSettings::new("bench", "bench", [address]));
     if let Some(certificates) = certificates.map(Path::new) {
         let identity = Identity::load(certificates.join("server.pem")).unwrap();
         let trust = Trust::load(certificates.join("ca.pem")).unwrap();
@@ -192,7 +192,7 @@ fn crowd_of(address: &str, elements: &str) {
     let begin = Instant::now();
     let crowd: Vec<_> = (0..elements.parse().unwrap())
         .map(|n| {
-            let settings = policy_element::Settings::new(format!("pe{n}"), "bench", [address]);
+            let settings = policy_element::ElementSettings::new(format!("pe{n}"), "bench", [address]);
             let element = PolicyElement::start(ElementConfig::new(settings)).unwrap();
             let held: Vec<_> = (0..OF_EACH).map(|n| element.resolve(&at(n)).unwrap()).collect();
             (element, held)

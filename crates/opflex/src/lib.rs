@@ -9,10 +9,10 @@
 //! # #![allow(clippy::disallowed_methods)]
 //! use std::time::Instant;
 //! use ssntp_opflex::model::{Edit, Format, ManagedObject};
-//! use ssntp_opflex::server::{ServerCore, Settings};
+//! use ssntp_opflex::server::{ServerCore, ServerSettings};
 //!
 //! let now = Instant::now();
-//! let mut server = ServerCore::new(Settings::new("pr1", "openstack"), now);
+//! let mut server = ServerCore::new(ServerSettings::new("pr1", "openstack"), now);
 //! let policy = ManagedObject::read_all(&std::fs::read("policy.json")?, Format::Json)?;
 //! server.edit(Edit::Merge(policy), now)?;
 //! let to_do = server.take_actions();

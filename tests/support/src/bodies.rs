@@ -391,6 +391,6 @@ pub fn opflex(data: &[u8]) {
         (messages, None)
     };
     assert_eq!(read(stream.len()), read(usize::from(*piece)));
-    let mut raw = rpc::Decoder::new(limits);
+    let mut raw = rpc::Deframer::new(limits);
     let _ = raw.decode(&mut BytesMut::from(stream), &mut Vec::new());
 }

@@ -8,14 +8,14 @@ use bytes::BytesMut;
 use super::incoming::Incoming;
 use crate::rpc::{self, Error, Limits};
 
-/// The decoder of one connection: an [`rpc::Decoder`] that also reads the parameters and results
+/// The decoder of one connection: an [`rpc::Deframer`] that also reads the parameters and results
 /// of each message.
 ///
 /// It runs on the reader thread of the connection, so that parsing JSON takes no time of the
 /// dispatcher.
 #[derive(Debug)]
 pub struct Decoder {
-    messages: rpc::Decoder,
+    messages: rpc::Deframer,
     /// Until the identity of the peer is accepted: the flag, and the limits from then on.
     before: Option<(Identified, Limits)>,
 }
@@ -52,7 +52,7 @@ impl Decoder {
             ..limits
         };
         Self {
-            messages: rpc::Decoder::new(before),
+            messages: rpc::Deframer::new(before),
             before: Some((Identified::default(), limits)),
         }
     }
@@ -61,7 +61,7 @@ impl Decoder {
     /// apply from the first message on.
     pub fn without_identity(limits: Limits) -> Self {
         Self {
-            messages: rpc::Decoder::new(limits),
+            messages: rpc::Deframer::new(limits),
             before: None,
         }
     }
@@ -73,7 +73,7 @@ impl Decoder {
     }
 
     /// Removes the complete messages from the front of `buffer` and appends them to `out`; see
-    /// [`rpc::Decoder::decode`].
+    /// [`rpc::Deframer::decode`].
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Incoming>) -> Result<(), Error> {
         loop {
             if let Some((_, after)) = self

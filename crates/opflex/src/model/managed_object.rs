@@ -178,14 +178,14 @@ pub struct Property {
 
 /// A property value that refers to another object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reference {
+pub struct PropertyReference {
     /// The class of the object.
     pub subject: Name,
     /// The URI of the object.
     pub uri: Uri,
 }
 
-impl Reference {
+impl PropertyReference {
     /// The references in a property value: the value itself, or the elements
     /// of an array.
     pub fn all(data: &Value) -> impl Iterator<Item = Self> {
@@ -205,8 +205,8 @@ impl Reference {
     }
 }
 
-impl From<Reference> for Value {
-    fn from(reference: Reference) -> Self {
+impl From<PropertyReference> for Value {
+    fn from(reference: PropertyReference) -> Self {
         serde_json::json!({"subject": reference.subject.as_str(), "reference_uri": reference.uri.as_str()})
     }
 }
@@ -317,13 +317,13 @@ mod tests {
     fn references_are_found_alone_and_in_arrays() {
         let one = json!({"subject": "b", "reference_uri": "/b/"});
         let all = |data: &Value| {
-            Reference::all(data)
+            PropertyReference::all(data)
                 .map(|r| r.uri.to_string())
                 .collect::<Vec<_>>()
         };
         assert_eq!(all(&one), ["/b/"]);
         assert_eq!(all(&json!([one, "x", {"subject": "b"}, one])), ["/b/", "/b/"]);
         assert_eq!(all(&json!("/b/")), [""; 0]);
-        assert_eq!(Value::from(Reference::all(&one).next().unwrap()), one);
+        assert_eq!(Value::from(PropertyReference::all(&one).next().unwrap()), one);
     }
 }

@@ -39,7 +39,7 @@ mod watchers;
 pub use self::error::{FileError, ModelError};
 pub use self::file::Format;
 pub use self::ident::Ident;
-pub use self::managed_object::{ManagedObject, Property, Reference};
+pub use self::managed_object::{ManagedObject, Property, PropertyReference};
 pub use self::name::Name;
 pub use self::schema::{Schema, is_mac};
 pub use self::target::Target;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::error::{FileError, ModelError};
 use super::file::Format;
 use super::ident::NAMING;
-use super::managed_object::{ManagedObject, Reference};
+use super::managed_object::{ManagedObject, PropertyReference};
 use super::name::Name;
 
 /// The classes of a policy model, against which objects are checked.
@@ -289,7 +289,7 @@ impl Type {
             Self::Simple((_, _, accepts)) => accepts(data),
             Self::Enumeration(values) => data.as_str().is_some_and(|text| values.iter().any(|v| v == text)),
             Self::Reference(classes) => {
-                let mut references = Reference::all(data).filter(|_| data.is_object());
+                let mut references = PropertyReference::all(data).filter(|_| data.is_object());
                 references
                     .next()
                     .is_some_and(|to| classes.is_empty() || classes.contains(&to.subject))

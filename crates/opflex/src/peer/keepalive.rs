@@ -73,7 +73,7 @@ impl Keepalive {
     }
 
     /// The time at which [`beat`](Self::beat) has an action.
-    pub(crate) fn next(&self) -> Instant {
+    pub(crate) fn next_deadline(&self) -> Instant {
         self.next
     }
 
@@ -108,7 +108,7 @@ mod tests {
         let mut keepalive = Keepalive::new(&settings, start);
         assert_eq!(keepalive.beat(&settings, at(9)), Beat::Wait);
         assert_eq!(keepalive.beat(&settings, at(10)), Beat::Echo(1));
-        assert_eq!(keepalive.next(), at(25));
+        assert_eq!(keepalive.next_deadline(), at(25));
         keepalive.received(at(20));
         for (n, seconds) in (2..).zip((25..=130).step_by(15)) {
             assert_eq!(keepalive.beat(&settings, at(seconds)), Beat::Echo(n), "{seconds}");

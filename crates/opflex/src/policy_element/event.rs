@@ -9,7 +9,7 @@ use crate::model::{ChangeKind, ManagedObject, Name, Target, Uri};
 use crate::peer::CloseReason;
 
 /// An action that the caller has to carry out.
-pub type Action = crate::peer::Action<ElementEvent>;
+pub type ElementAction = crate::peer::Action<ElementEvent>;
 
 /// The state of the element as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

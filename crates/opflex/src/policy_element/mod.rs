@@ -6,17 +6,17 @@
 //!                 │                                          │
 //!            ┌────▼──────────────────────────────────────────▼────┐
 //!            │ ElementCore                                        │
-//!            │   held ── resolves, declarations, reports;         │
+//!            │   items ─ resolves, declarations, reports;         │
 //!            │    │      requests without answer; refresh times   │
 //!            │   pool ── servers, their states and roles          │
 //!            │   trees ─ the received policy and endpoints        │
 //!            └────────────────────────┬───────────────────────────┘
 //!                                     ▼
-//!             Action::Dial | Send | Close        Action::Event(ElementEvent)
+//!             ElementAction::Dial | Send | Close        ElementAction::Event(ElementEvent)
 //! ```
 //!
 //! One dispatcher owns an [`ElementCore`]. The dispatcher calls the core for each event and
-//! passes the time; each call appends [`Action`]s to a list, which the dispatcher carries
+//! passes the time; each call appends [`ElementAction`]s to a list, which the dispatcher carries
 //! out. A session with one server:
 //!
 //! ```text
@@ -25,7 +25,7 @@
 //!    │ echo, send_identity ────────────────────>│
 //!    │<──────────────── name, roles, location, ─│
 //!    │                peers: dial the new peers │
-//!    │ policy_resolve of all that is held ─────>│ to policy repositories
+//!    │ policy_resolve of all resolves ─────────>│ to policy repositories
 //!    │ endpoint_declare, endpoint_resolve ─────>│ to endpoint registries
 //!    │ state_report ───────────────────────────>│ to observers
 //!    │<──────────────────────────────── results │ no result: repeated, with growing pauses
@@ -42,12 +42,12 @@
 //! | `settings` | the settings |
 //! | `event` | actions and events |
 //! | `pool` | the servers |
-//! | `held` | resolves, declarations, reports and their requests |
+//! | `items` | resolves, declarations, reports and their requests |
 //! | `sessions` | connections: identity, echoes, answers |
 //! | `received` | received objects, and the removal of objects that no resolve covers |
 
 mod event;
-mod held;
+mod items;
 mod pool;
 mod received;
 mod sessions;
@@ -60,10 +60,10 @@ use std::time::Instant;
 
 use log::warn;
 
-pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
-use self::held::{Held, Key};
+pub use self::event::{ElementAction, ElementEvent, Health, ObjectChange, PeerState};
+use self::items::{Items, Key};
 use self::pool::Pool;
-pub use self::settings::{ElementLimits, Settings};
+pub use self::settings::{ElementLimits, ElementSettings};
 pub use super::message::Store;
 use super::message::{PerStore, Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
@@ -80,9 +80,9 @@ pub struct ReferenceId(u64);
 /// Threads: plain data for one owner. No call blocks.
 #[derive(Debug)]
 pub struct ElementCore {
-    settings: Settings,
+    settings: ElementSettings,
     pool: Pool,
-    held: Held,
+    items: Items,
     /// The references of the application, each with its resolve and whether the references of the
     /// policy are followed.
     references: HashMap<ReferenceId, (Key, bool)>,
@@ -110,12 +110,12 @@ pub struct ElementCore {
 impl ElementCore {
     /// An element that begins to dial at its first tick. Its delays depend on the seed, so each
     /// element should have a different seed.
-    pub fn new(settings: Settings, seed: u64, now: Instant) -> Self {
+    pub fn new(settings: ElementSettings, seed: u64, now: Instant) -> Self {
         let mut random = Random::new(seed);
         Self {
             pool: Pool::new(&settings, Random::new(random.bits()), now),
             // The pool has another seed, so that its delays differ.
-            held: Held::new(&settings, random),
+            items: Items::new(&settings, random),
             location: settings.location.clone(),
             settings,
             references: HashMap::new(),
@@ -135,7 +135,7 @@ impl ElementCore {
 
     /// Takes the actions that the calls since the last one have added, in their order.
     /// Call it after each of the other calls, or after several.
-    pub fn take_actions(&mut self) -> Vec<Action> {
+    pub fn take_actions(&mut self) -> Vec<ElementAction> {
         self.actions.take()
     }
 
@@ -174,7 +174,7 @@ impl ElementCore {
     }
 
     /// Releases a reference. If it was the last reference to the resolve, the servers get an
-    /// unresolve after [`Settings::linger`], and the objects are removed.
+    /// unresolve after [`ElementSettings::linger`], and the objects are removed.
     pub fn release(&mut self, reference: ReferenceId, now: Instant) {
         // Removed from the table, so a second release of the same reference has no effect.
         if let Some((key, follow)) = self.references.remove(&reference) {
@@ -200,7 +200,7 @@ impl ElementCore {
         let key = Key::Declaration(uri.clone());
         // Sent before the declaration is dropped, because the request has the class of the object.
         let to = self.pool.ready(&key.role());
-        self.held.take_back(&key, to, &mut self.actions);
+        self.items.take_back(&key, to, &mut self.actions);
         self.stop_sending(&key)
     }
 
@@ -242,7 +242,7 @@ impl ElementCore {
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.pool.next_deadline(&self.settings),
-            self.held.next_deadline(),
+            self.items.next_deadline(),
             self.released.front().map(|(at, ..)| *at),
             self.sweep,
         ];
@@ -252,7 +252,7 @@ impl ElementCore {
     /// Does everything that is due at `now`.
     pub fn handle_deadline(&mut self, now: Instant) {
         self.pool_due(now);
-        while let Some(alarm) = self.held.retry(now, &mut self.actions) {
+        while let Some(alarm) = self.items.retry(now, &mut self.actions) {
             if let Some((key, attempts)) = alarm {
                 let (method, about) = (key.method(), key.about());
                 // Silent servers cause an alarm for each request, of which there may be thousands.
@@ -268,7 +268,7 @@ impl ElementCore {
             }
         }
         // Repetitions come first, because a refresh sends a new request in place of the earlier one.
-        while let Some(key) = self.held.refresh(now) {
+        while let Some(key) = self.items.refresh(now) {
             self.request_from_all(&key, now);
         }
         self.drop_released(now);
@@ -320,28 +320,28 @@ impl ElementCore {
         &self,
         place: Option<u64>,
     ) -> impl Iterator<Item = (u64, &ManagedObject)> {
-        self.held.sent_objects_after(place)
+        self.items.sent_objects_after(place)
     }
 
     /// The number of resolves, declarations and reports that no server has answered since they began
     /// or their objects changed.
     pub fn unanswered(&self) -> usize {
-        self.held.iter().filter(|(_, item)| !item.answered).count()
+        self.items.iter().filter(|(_, item)| !item.answered).count()
     }
 
     /// The topmost objects of a resolve in force: the object with the URI, or the objects with the
     /// identifier, in the order of their URIs.
     pub fn found(&self, what: Store, subject: impl Into<Name>, target: &Target) -> Vec<Uri> {
         let key = Key::Resolve(what, subject.into(), target.clone());
-        let roots = self.held.get(&key).into_iter().flat_map(|item| item.roots(&key));
+        let roots = self.items.get(&key).into_iter().flat_map(|item| item.roots(&key));
         let exists = |uri: &&Uri| self.tree(what).get(uri).is_some();
         roots.filter(exists).cloned().collect()
     }
 
     fn refer(&mut self, key: Key, follow: bool, now: Instant) -> ReferenceId {
-        let is_new = self.held.hold(&key, now);
+        let is_new = self.items.add(&key, now);
         let mut begins_to_follow = false;
-        if let Some(item) = self.held.get_mut(&key) {
+        if let Some(item) = self.items.get_mut(&key) {
             if item.references == 0 && item.followed {
                 self.followed -= 1;
             }
@@ -364,14 +364,14 @@ impl ElementCore {
 
     /// Declares or reports objects. A request is sent only if the objects have changed.
     fn send_objects(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) {
-        let is_new = self.held.hold(key, now);
-        if let Some(item) = self.held.get_mut(key)
+        let is_new = self.items.add(key, now);
+        if let Some(item) = self.items.get_mut(key)
             // Equal objects send no message, because applications report in loops.
             && (is_new || item.objects != objects)
         {
             item.objects = objects;
             item.answered = false;
-            self.held.draw_refresh(key, now);
+            self.items.draw_refresh(key, now);
             self.request_from_all(key, now);
         }
     }
@@ -379,27 +379,27 @@ impl ElementCore {
     /// Sends the request of an item to all servers. It replaces the earlier request of the item.
     fn request_from_all(&mut self, key: &Key, now: Instant) {
         // An answer to the earlier request would otherwise stop the repetition of this one.
-        self.held.forget_calls(key);
+        self.items.forget_calls(key);
         let to = self.pool.ready(&key.role());
-        self.held.send_request(key, to, now, &mut self.actions);
+        self.items.send_request(key, to, now, &mut self.actions);
     }
 
     /// Sends the resolves, declarations and reports to a server that has become ready, as far as
     /// they are for its roles.
     fn request_all_from(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
         // Sorted, because the order of a hash map differs in each run.
-        let mut keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
+        let mut keys: Vec<Key> = self.items.iter().map(|(key, _)| key.clone()).collect();
         // The order of keys has policy first, on which endpoints and reports depend.
         keys.sort_unstable();
         for key in keys.iter().filter(|key| roles.contains(&key.role())) {
-            self.held
+            self.items
                 .send_request(key, vec![connection], now, &mut self.actions);
         }
     }
 
     /// Removes a declaration or a report. Returns false if there is none.
     fn stop_sending(&mut self, key: &Key) -> bool {
-        let existed = self.held.drop(key).is_some();
+        let existed = self.items.drop(key).is_some();
         // Its alarm has ended.
         self.update_health();
         existed
@@ -411,7 +411,7 @@ impl ElementCore {
             let Some((_, key, follow)) = self.released.pop_front() else {
                 return;
             };
-            if let Some(item) = self.held.get_mut(&key) {
+            if let Some(item) = self.items.get_mut(&key) {
                 item.references -= 1;
                 item.following -= usize::from(follow);
                 if item.references == 0 && item.followed {
@@ -424,9 +424,9 @@ impl ElementCore {
 
     fn close_all(&mut self, connections: Vec<ConnectionId>) {
         for connection in connections {
-            self.held.connection_ended(connection);
+            self.items.connection_ended(connection);
             let reason = CloseReason::Asked;
-            self.actions.push(Action::Close { connection, reason });
+            self.actions.push(ElementAction::Close { connection, reason });
         }
     }
 
@@ -435,6 +435,6 @@ impl ElementCore {
     }
 
     fn emit(&mut self, event: ElementEvent) {
-        self.actions.push(Action::Event(event));
+        self.actions.push(ElementAction::Event(event));
     }
 }

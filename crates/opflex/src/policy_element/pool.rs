@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::event::{Health, PeerState};
-use super::settings::Settings;
+use super::settings::ElementSettings;
 use crate::message::{IdentityResult, Role};
 use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
 use crate::rpc::Random;
@@ -37,7 +37,7 @@ const MAX_LEARNED: usize = 64;
 
 /// One server.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct KnownServer {
     configured: bool,
     stage: Stage,
     /// Failed attempts in a row.
@@ -77,7 +77,7 @@ pub(super) enum Need {
 /// All servers.
 #[derive(Debug)]
 pub(super) struct Pool {
-    peers: BTreeMap<String, Peer>,
+    peers: BTreeMap<String, KnownServer>,
     by_connection: HashMap<ConnectionId, String>,
     next_connection: u64,
     /// The time at which the element begins again with the configured servers.
@@ -86,7 +86,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(settings: &Settings, random: Random, now: Instant) -> Self {
+    pub(super) fn new(settings: &ElementSettings, random: Random, now: Instant) -> Self {
         let mut pool = Self {
             peers: BTreeMap::new(),
             by_connection: HashMap::new(),
@@ -103,8 +103,8 @@ impl Pool {
 
     /// The health. Parked servers, and learned servers that were given up, do not count.
     pub(super) fn health(&self) -> Health {
-        let is_ready = |peer: &&Peer| matches!(peer.stage, Stage::Ready { .. });
-        let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up();
+        let is_ready = |peer: &&KnownServer| matches!(peer.stage, Stage::Ready { .. });
+        let is_wanted = |peer: &&KnownServer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up();
         let ready = self.peers.values().filter(is_ready).count();
         match self.peers.values().filter(is_wanted).count() {
             _ if ready == 0 => Health::Down,
@@ -165,7 +165,12 @@ impl Pool {
     }
 
     /// Records that a connection is open. Returns false if the server is not being dialled.
-    pub(super) fn connected(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) -> bool {
+    pub(super) fn connected(
+        &mut self,
+        connection: ConnectionId,
+        settings: &ElementSettings,
+        now: Instant,
+    ) -> bool {
         let Some(peer) = self.peer_mut(connection) else {
             return false;
         };
@@ -250,7 +255,7 @@ impl Pool {
 
     /// Records that a connection or an attempt to connect failed. The server is dialled again later,
     /// or removed.
-    pub(super) fn failed(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) {
+    pub(super) fn failed(&mut self, connection: ConnectionId, settings: &ElementSettings, now: Instant) {
         let Some(address) = self.by_connection.remove(&connection) else {
             return;
         };
@@ -296,7 +301,7 @@ impl Pool {
 
     /// Sets the time to begin again with the configured servers if all servers are parked.
     /// Call it after each event.
-    pub(super) fn settle(&mut self, settings: &Settings, now: Instant) {
+    pub(super) fn settle(&mut self, settings: &ElementSettings, now: Instant) {
         let mut peers = self.peers.values();
         if self.peers.is_empty() || !peers.all(|peer| matches!(peer.stage, Stage::Parked)) {
             self.fallback = None;
@@ -309,21 +314,21 @@ impl Pool {
     }
 
     /// The time at which [`need`](Self::need) returns the next action.
-    pub(super) fn next_deadline(&self, settings: &Settings) -> Option<Instant> {
+    pub(super) fn next_deadline(&self, settings: &ElementSettings) -> Option<Instant> {
         let of_peers = self
             .peers
             .values()
-            .filter_map(|peer| peer.stage.deadline(settings));
+            .filter_map(|peer| peer.stage.next_deadline(settings));
         of_peers.chain(self.fallback).min()
     }
 
     /// The next action that is due at `now`. Call it until it returns `None`.
-    pub(super) fn need(&mut self, settings: &Settings, now: Instant) -> Option<Need> {
+    pub(super) fn need(&mut self, settings: &ElementSettings, now: Instant) -> Option<Need> {
         if self.fallback.is_some_and(|at| at <= now) {
             self.reset(now);
         }
         self.peers.iter_mut().find_map(|(address, peer)| {
-            peer.stage.deadline(settings).filter(|at| *at <= now)?;
+            peer.stage.next_deadline(settings).filter(|at| *at <= now)?;
             match &mut peer.stage {
                 Stage::Waiting { .. } => Some(Need::Dial(address.clone())),
                 Stage::Connecting(link) => Some(link.close(CloseReason::IdentityTimeout)),
@@ -339,7 +344,7 @@ impl Pool {
     fn add(&mut self, address: String, configured: bool, now: Instant) {
         self.peers.insert(
             address,
-            Peer {
+            KnownServer {
                 configured,
                 stage: Stage::Waiting { until: now },
                 failures: 0,
@@ -355,16 +360,16 @@ impl Pool {
         Some(connection)
     }
 
-    fn peer(&self, connection: ConnectionId) -> Option<&Peer> {
+    fn peer(&self, connection: ConnectionId) -> Option<&KnownServer> {
         self.peers.get(self.by_connection.get(&connection)?)
     }
 
-    fn peer_mut(&mut self, connection: ConnectionId) -> Option<&mut Peer> {
+    fn peer_mut(&mut self, connection: ConnectionId) -> Option<&mut KnownServer> {
         self.peers.get_mut(self.by_connection.get(&connection)?)
     }
 }
 
-impl Peer {
+impl KnownServer {
     /// True if it was learned and has failed too often in a row.
     fn is_given_up(&self) -> bool {
         !self.configured && self.failures >= MAX_FAILURES
@@ -389,8 +394,8 @@ impl Stage {
         }
     }
 
-    fn deadline(&self, settings: &Settings) -> Option<Instant> {
-        let echo = |link: &Link| link.keepalive.as_ref().map(Keepalive::next);
+    fn next_deadline(&self, settings: &ElementSettings) -> Option<Instant> {
+        let echo = |link: &Link| link.keepalive.as_ref().map(Keepalive::next_deadline);
         match self {
             Self::Waiting { until } => Some(*until),
             Self::Connecting(link) => Some(after(link.since, settings.dial_timeout)),
@@ -405,7 +410,7 @@ impl Stage {
 }
 
 impl Link {
-    fn beat(&mut self, settings: &Settings, now: Instant) -> Option<Need> {
+    fn beat(&mut self, settings: &ElementSettings, now: Instant) -> Option<Need> {
         match self.keepalive.as_mut()?.beat(&settings.keepalive, now) {
             Beat::Wait => None,
             Beat::Echo(number) => Some(Need::Echo(self.connection, number)),
@@ -420,7 +425,7 @@ impl Link {
 
 /// The pause after a number of failures in a row. The first pauses are short, so that a server that
 /// restarts is reached soon; the later pauses double.
-fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
+fn wait(settings: &ElementSettings, failures: u32, random: &mut Random) -> Duration {
     const SOON: u32 = 3;
     let attempt = failures.saturating_sub(SOON);
     random.delay(settings.reconnect, attempt, settings.reconnect_max)

@@ -7,11 +7,11 @@ use log::{debug, warn};
 use ssntp_transport::excerpt;
 
 use super::event::{ElementEvent, ObjectChange};
-use super::held::{Item, Key};
+use super::items::{Item, Key};
 use super::{ElementCore, Store};
 use crate::message::{ErrorResponse, Update};
 use crate::model::{
-    Change, ChangeKind, Changes, ManagedObject, ModelError, ObjectRef, Reference, Target, Uri,
+    Change, ChangeKind, Changes, ManagedObject, ModelError, ObjectRef, PropertyReference, Target, Uri,
 };
 
 impl ElementCore {
@@ -41,7 +41,7 @@ impl ElementCore {
         let checked = objects.iter().try_for_each(ManagedObject::check);
         let entered = checked.and_then(|()| self.enter(*what, &[], Vec::new(), objects));
         let changes = entered.map_err(|error| error.to_string())?;
-        let item = self.held.get_mut(key);
+        let item = self.items.get_mut(key);
         let is_first = item.is_some_and(|item| !std::mem::replace(&mut item.answered, true));
         if is_first {
             self.emit(ElementEvent::Resolved {
@@ -53,8 +53,8 @@ impl ElementCore {
         }
         self.changed(*what, &changes, now);
         // The first answer replaces the start policy, also if it is empty.
-        if is_first && !self.held.start_objects.is_empty() {
-            let item = self.held.get(key);
+        if is_first && !self.items.start_objects.is_empty() {
+            let item = self.items.get(key);
             let roots: Vec<Uri> = item
                 .into_iter()
                 .flat_map(|item| item.roots(key))
@@ -76,8 +76,8 @@ impl ElementCore {
         let roots = of_target.filter(|object| object.subject() == subject);
         let roots: Vec<Uri> = roots.map(|object| object.uri().clone()).collect();
         let is_unknown = |object: &ObjectRef<'_>| {
-            let mut holders = self.held.holders(Store::Policy, object.uri());
-            self.policy().get(object.uri()).is_none() && !holders.any(|key| self.held.is_answered(key))
+            let mut resolves = self.items.resolves_of(Store::Policy, object.uri());
+            self.policy().get(object.uri()).is_none() && !resolves.any(|key| self.items.is_answered(key))
         };
         let objects = roots.iter().flat_map(|root| start.subtree(root));
         let objects = objects.filter(is_unknown).map(|object| ManagedObject {
@@ -95,15 +95,15 @@ impl ElementCore {
         let uris: Vec<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
         match self.trees[Store::Policy].merge(objects) {
             Ok(changes) => {
-                self.held.start_objects.extend(uris);
+                self.items.start_objects.extend(uris);
                 self.emit_changes(Store::Policy, &changes);
             }
             Err(error) => warn!("{}: the start policy was not used: {error}", key.about()),
         }
         for root in &roots {
             // A resolve by identifier covers them as if a server had sent them.
-            if self.held.start_objects.contains(root) {
-                self.held.add_root(key, root);
+            if self.items.start_objects.contains(root) {
+                self.items.add_root(key, root);
             }
         }
     }
@@ -149,9 +149,9 @@ impl ElementCore {
     ) -> Result<Changes, ModelError> {
         let replace = self.wanted(what, replace);
         let merge = self.wanted(what, merge);
-        if what == Store::Policy && !self.held.start_objects.is_empty() {
+        if what == Store::Policy && !self.items.start_objects.is_empty() {
             for object in replace.iter().chain(&merge) {
-                self.held.start_objects.remove(&object.uri);
+                self.items.start_objects.remove(&object.uri);
             }
         }
         self.trees[what].update(delete, replace, merge)
@@ -168,23 +168,23 @@ impl ElementCore {
     pub(super) fn sweep(&mut self, now: Instant) {
         self.sweep = None;
         let mut reached: HashSet<Key> = HashSet::new();
-        let following = self.held.iter().filter(|(_, item)| item.following > 0);
+        let following = self.items.iter().filter(|(_, item)| item.following > 0);
         // Searched from the followed policies on, like a tracing garbage collector: with counters,
         // policies that refer to each other in a circle would never be removed.
         let mut stack: Vec<Key> = following.map(|(key, _)| key.clone()).collect();
         while let Some(key) = stack.pop() {
             for reference in self.references_of(&key) {
                 let key = key_of(reference);
-                if self.held.get(&key).is_some() && reached.insert(key.clone()) {
+                if self.items.get(&key).is_some() && reached.insert(key.clone()) {
                     stack.push(key);
                 }
             }
         }
         let mut unwanted = Vec::new();
-        let keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
+        let keys: Vec<Key> = self.items.iter().map(|(key, _)| key.clone()).collect();
         self.followed = 0;
         for key in keys.into_iter().filter(|key| matches!(key, Key::Resolve(..))) {
-            let Some(item) = self.held.get_mut(&key) else {
+            let Some(item) = self.items.get_mut(&key) else {
                 continue;
             };
             item.followed = reached.contains(&key);
@@ -202,7 +202,7 @@ impl ElementCore {
         if self.follow_limited && self.followed < self.settings.limits.followed {
             // Policies that the limit has refused may be resolved now.
             self.follow_limited = false;
-            let follows = self.held.iter().filter(|(_, item)| item.follows());
+            let follows = self.items.iter().filter(|(_, item)| item.follows());
             let mut keys: Vec<Key> = follows.map(|(key, _)| key.clone()).collect();
             keys.sort_unstable();
             for key in keys {
@@ -217,8 +217,8 @@ impl ElementCore {
             return;
         };
         let to = self.pool.ready(&key.role());
-        self.held.take_back(key, to, &mut self.actions);
-        let Some(item) = self.held.drop(key) else {
+        self.items.take_back(key, to, &mut self.actions);
+        let Some(item) = self.items.drop(key) else {
             return;
         };
         let roots: Vec<Uri> = item.roots(key).cloned().collect();
@@ -227,28 +227,28 @@ impl ElementCore {
 
     /// Removes the objects at and below these URIs that no resolve needs.
     fn prune(&mut self, what: Store, roots: &[Uri], now: Instant) {
-        let held = &self.held;
-        let changes = self.trees[what].delete_sparing(roots, |_, uri| held.needs(what, uri));
+        let items = &self.items;
+        let changes = self.trees[what].delete_sparing(roots, |_, uri| items.needs(what, uri));
         self.changed(what, &changes, now);
     }
 
     /// Drops the objects that no resolve covers. A resolve by identifier covers the objects with the
     /// identifier and everything below them.
     fn wanted(&mut self, what: Store, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
-        if self.held.has_idents(what) {
+        if self.items.has_idents(what) {
             for object in &objects {
                 for ident in self.tree(what).idents_of(object) {
-                    for key in self.held.by_ident(what, &ident, &object.subject) {
-                        self.held.add_root(&key, &object.uri);
+                    for key in self.items.by_ident(what, &ident, &object.subject) {
+                        self.items.add_root(&key, &object.uri);
                     }
                 }
             }
         }
         // Keeping all objects would let a server fill the memory.
         let all = objects.len();
-        let held = &self.held;
-        let is_held = |object: &ManagedObject| held.holders(what, &object.uri).next().is_some();
-        let wanted: Vec<_> = objects.into_iter().filter(is_held).collect();
+        let items = &self.items;
+        let is_covered = |object: &ManagedObject| items.resolves_of(what, &object.uri).next().is_some();
+        let wanted: Vec<_> = objects.into_iter().filter(is_covered).collect();
         if wanted.len() < all {
             debug!(
                 "{} received objects were dropped: no resolve covers them",
@@ -263,7 +263,7 @@ impl ElementCore {
         if what == Store::Policy {
             self.follow_changes(changes, now);
         }
-        if self.held.has_idents(what) {
+        if self.items.has_idents(what) {
             self.remove_lost_roots(what, changes, now);
         }
     }
@@ -280,7 +280,7 @@ impl ElementCore {
             // Compared with the object before, because a peer may omit the parent, which is the context.
             let has_lost =
                 |ident| tree.idents_of(before).contains(ident) && !tree.idents(&change.uri).contains(ident);
-            let keys = self.held.with_root(what, &change.uri).filter(|key| match key {
+            let keys = self.items.with_root(what, &change.uri).filter(|key| match key {
                 Key::Resolve(_, subject, Target::Ident(ident)) => {
                     change.kind == ChangeKind::Deleted || change.subject != *subject || has_lost(ident)
                 }
@@ -292,7 +292,7 @@ impl ElementCore {
             return;
         }
         for (key, root) in &lost {
-            self.held.remove_root(key, root);
+            self.items.remove_root(key, root);
         }
         let roots: Vec<Uri> = lost.into_iter().map(|(_, root)| root).collect();
         self.prune(what, &roots, now);
@@ -305,7 +305,7 @@ impl ElementCore {
         if what == Store::Policy {
             let deleted = changes.iter().filter(|change| change.kind == ChangeKind::Deleted);
             for change in deleted {
-                self.held.start_objects.remove(&change.uri);
+                self.items.start_objects.remove(&change.uri);
             }
         }
         let tree = self.tree(what);
@@ -324,9 +324,9 @@ impl ElementCore {
     fn follow_changes(&mut self, changes: &Changes, now: Instant) {
         let mut references = Vec::new();
         for change in changes {
-            let mut holders = self.held.holders(Store::Policy, &change.uri);
-            let is_followed = holders.any(|key| self.held.get(key).is_some_and(Item::follows));
-            drop(holders);
+            let mut resolves = self.items.resolves_of(Store::Policy, &change.uri);
+            let is_followed = resolves.any(|key| self.items.get(key).is_some_and(Item::follows));
+            drop(resolves);
             if !is_followed {
                 continue;
             }
@@ -335,17 +335,17 @@ impl ElementCore {
             }
             if let Some(object) = self.policy().get(&change.uri) {
                 let data = object.properties().iter().map(|property| &property.data);
-                references.extend(data.flat_map(Reference::all));
+                references.extend(data.flat_map(PropertyReference::all));
             }
         }
         self.follow_all(references, now);
     }
 
-    fn follow_all(&mut self, references: Vec<Reference>, now: Instant) {
+    fn follow_all(&mut self, references: Vec<PropertyReference>, now: Instant) {
         // A breadth-first search through the policies that are known already.
         let mut queue: VecDeque<Key> = references.into_iter().map(key_of).collect();
         while let Some(key) = queue.pop_front() {
-            let known = self.held.get(&key).is_some();
+            let known = self.items.get(&key).is_some();
             // The server sends the references, so their number needs a limit.
             if !known && self.followed >= self.settings.limits.followed {
                 self.follow_limited = true;
@@ -358,8 +358,8 @@ impl ElementCore {
                 }
                 continue;
             }
-            self.held.hold(&key, now);
-            let Some(item) = self.held.get_mut(&key) else {
+            self.items.add(&key, now);
+            let Some(item) = self.items.get_mut(&key) else {
                 continue;
             };
             let was_followed = item.follows();
@@ -378,15 +378,15 @@ impl ElementCore {
     }
 
     /// The references in the objects of a resolve.
-    fn references_of(&self, key: &Key) -> Vec<Reference> {
-        let (Key::Resolve(Store::Policy, ..), Some(item)) = (key, self.held.get(key)) else {
+    fn references_of(&self, key: &Key) -> Vec<PropertyReference> {
+        let (Key::Resolve(Store::Policy, ..), Some(item)) = (key, self.items.get(key)) else {
             return Vec::new();
         };
         let objects = item.roots(key).flat_map(|root| self.policy().subtree(root));
         let data = objects
             .flat_map(|object| object.properties())
             .map(|property| &property.data);
-        data.flat_map(Reference::all).collect()
+        data.flat_map(PropertyReference::all).collect()
     }
 
     /// True if the tree may take the objects within its limit, when the objects at `deleted` are gone.
@@ -413,6 +413,6 @@ impl ElementCore {
 }
 
 /// The resolve for a reference.
-fn key_of(reference: Reference) -> Key {
+fn key_of(reference: PropertyReference) -> Key {
     Key::Resolve(Store::Policy, reference.subject, Target::Uri(reference.uri))
 }

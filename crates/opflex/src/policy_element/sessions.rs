@@ -6,7 +6,7 @@ use std::time::Instant;
 use log::{debug, info, warn};
 
 use super::ElementCore;
-use super::event::{Action, ElementEvent, Health};
+use super::event::{ElementAction, ElementEvent, Health};
 use super::pool::Need;
 use crate::message::{ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role};
 use crate::peer::{CloseReason, ConnectionId};
@@ -94,7 +94,7 @@ impl ElementCore {
             match need {
                 Need::Dial(address) => {
                     if let Some(connection) = self.pool.dial(&address, now) {
-                        self.actions.push(Action::Dial { connection, address });
+                        self.actions.push(ElementAction::Dial { connection, address });
                         self.emit_peer(connection, None);
                     }
                 }
@@ -112,7 +112,7 @@ impl ElementCore {
 
     /// Computes the health, and emits an event if it has changed.
     pub(super) fn update_health(&mut self) {
-        let most = match self.held.alarms() {
+        let most = match self.items.alarms() {
             0 => Health::Healthy,
             _ => Health::Degraded,
         };
@@ -215,13 +215,13 @@ impl ElementCore {
             excerpt(roles.join(" "))
         );
         if is_usable {
-            self.actions.push(Action::Identified { connection });
+            self.actions.push(ElementAction::Identified { connection });
             self.emit_peer_state(address, None);
             self.request_all_from(connection, &identity.my_role, now);
         } else {
             let reason = CloseReason::NotInItsList;
             info!("{address}: {reason}");
-            self.actions.push(Action::Close {
+            self.actions.push(ElementAction::Close {
                 connection,
                 reason: reason.clone(),
             });
@@ -231,8 +231,8 @@ impl ElementCore {
         for (address, connection) in self.pool.learn(now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
-                self.held.connection_ended(connection);
-                self.actions.push(Action::Close {
+                self.items.connection_ended(connection);
+                self.actions.push(ElementAction::Close {
                     connection,
                     reason: reason.clone(),
                 });
@@ -245,7 +245,7 @@ impl ElementCore {
     fn answer(&mut self, connection: ConnectionId, id: &Id, reply: Reply, now: Instant) {
         let request = id
             .xid()
-            .and_then(|xid| Some((xid, self.held.unanswered_item(connection, xid)?)));
+            .and_then(|xid| Some((xid, self.items.unanswered_item(connection, xid)?)));
         let Some((xid, key)) = request else {
             // It answers an unresolve, an undeclare, or a request that was replaced.
             return;
@@ -259,7 +259,7 @@ impl ElementCore {
         if let Reply::Resolve(_, objects) = reply {
             // A dropped answer counts as no answer, so the request is repeated.
             match self.resolved(&key, objects, now) {
-                Ok(()) => self.held.answered(connection, xid),
+                Ok(()) => self.items.answered(connection, xid),
                 Err(fault) => {
                     let text = format_args!("the answer about {} was dropped: {fault}", key.about());
                     self.warn(connection, "dropped answer", text, now);
@@ -267,8 +267,8 @@ impl ElementCore {
             }
             return;
         }
-        self.held.answered(connection, xid);
-        if let Some(item) = self.held.get_mut(&key) {
+        self.items.answered(connection, xid);
+        if let Some(item) = self.items.get_mut(&key) {
             item.answered = true;
         }
     }
@@ -284,7 +284,7 @@ impl ElementCore {
     ) {
         let key = id
             .xid()
-            .and_then(|xid| self.held.unanswered_item(connection, xid));
+            .and_then(|xid| self.items.unanswered_item(connection, xid));
         let about = key.map_or_else(String::new, |key| key.about());
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
         let text = format_args!("{method} {about} was refused: {error}");
@@ -298,7 +298,7 @@ impl ElementCore {
     }
 
     fn close(&mut self, connection: ConnectionId, reason: CloseReason, now: Instant) {
-        self.actions.push(Action::Close {
+        self.actions.push(ElementAction::Close {
             connection,
             reason: reason.clone(),
         });
@@ -311,7 +311,7 @@ impl ElementCore {
                 self.warn(connection, "lost", reason, now);
             }
             // The requests are sent again when the server is ready the next time.
-            self.held.connection_ended(connection);
+            self.items.connection_ended(connection);
             self.pool.failed(connection, &self.settings, now);
             self.emit_peer_state(address, reason);
         }

@@ -10,7 +10,7 @@ use crate::peer::KeepaliveSettings;
 /// The settings of a policy element. With a name, a domain and one server, the defaults work with an
 /// unchanged libopflex server.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ElementSettings {
     /// The name of the element, unique within the domain. Default `ssntp`.
     pub name: String,
     /// The policy domain. Default `default`.
@@ -71,7 +71,7 @@ impl Default for ElementLimits {
     }
 }
 
-impl Default for Settings {
+impl Default for ElementSettings {
     fn default() -> Self {
         Self {
             name: "ssntp".to_owned(),
@@ -98,8 +98,8 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
-    /// Settings of an element with this name in this domain, with its first
+impl ElementSettings {
+    /// ElementSettings of an element with this name in this domain, with its first
     /// servers.
     pub fn new(
         name: impl Into<String>,

@@ -19,9 +19,9 @@ const MAX_NESTING: usize = 100;
 ///
 /// ```
 /// use bytes::BytesMut;
-/// use ssntp_opflex::rpc::Decoder;
+/// use ssntp_opflex::rpc::Deframer;
 ///
-/// let mut decoder = Decoder::new(Default::default());
+/// let mut decoder = Deframer::new(Default::default());
 /// let mut buffer = BytesMut::from(&b"{\"id\":1,\"method\":\"echo\"}\0{\"id\":2,"[..]);
 /// let mut messages = Vec::new();
 /// decoder.decode(&mut buffer, &mut messages)?;
@@ -30,7 +30,7 @@ const MAX_NESTING: usize = 100;
 /// # Ok::<(), ssntp_opflex::rpc::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Decoder {
+pub struct Deframer {
     limits: Limits,
     scanner: Scanner,
     /// The number of bytes of the buffer that are scanned.
@@ -41,7 +41,7 @@ pub struct Decoder {
     failed: Option<Error>,
 }
 
-impl Decoder {
+impl Deframer {
     /// A decoder for one stream.
     pub fn new(limits: Limits) -> Self {
         let mut decoder = Self {
@@ -160,8 +160,8 @@ mod tests {
     use super::*;
     use crate::rpc::Id;
 
-    fn decoder(message: usize) -> Decoder {
-        Decoder::new(Limits {
+    fn decoder(message: usize) -> Deframer {
+        Deframer::new(Limits {
             message,
             memory: usize::MAX,
             nesting: 8,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     /// Feeds the stream in pieces of the given sizes, the last one repeated.
-    fn feed(decoder: &mut Decoder, stream: &[u8], sizes: &[usize]) -> (Vec<Message>, Result<(), Error>) {
+    fn feed(decoder: &mut Deframer, stream: &[u8], sizes: &[usize]) -> (Vec<Message>, Result<(), Error>) {
         let mut buffer = BytesMut::new();
         let mut out = Vec::new();
         let mut rest = stream;

@@ -1,7 +1,7 @@
 //! JSON-RPC 1.0 as OpFlex uses it, without I/O and without a clock.
 //!
 //! ```text
-//!  bytes read ──> Decoder ──> Message ──┬─ Request  { id, method, params }
+//!  bytes read ──> Deframer ──> Message ──┬─ Request  { id, method, params }
 //!                   │                   └─ Response { id, result | error }
 //!                   └─ Error: the connection is closed without an answer
 //!
@@ -36,7 +36,7 @@ mod pending;
 mod random;
 mod scanner;
 
-pub use self::decoder::Decoder;
+pub use self::decoder::Deframer;
 pub use self::error::Error;
 pub use self::frame::{EncodeError, Frame};
 pub use self::id::Id;

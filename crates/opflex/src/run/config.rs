@@ -24,7 +24,7 @@ pub(super) const ELEMENT_LOG: &str = "ssntp_opflex::policy_element";
 #[non_exhaustive]
 pub struct ServerConfig {
     /// The name and the behaviour of the server.
-    pub settings: server::Settings,
+    pub settings: server::ServerSettings,
     /// The model: the classes of objects that it accepts. Default any class.
     pub schema: Option<Arc<Schema>>,
     /// The addresses at which it listens. Default none.
@@ -66,7 +66,7 @@ pub struct ServerConfig {
 
 impl ServerConfig {
     /// The configuration of a server without listeners.
-    pub fn new(settings: server::Settings) -> Self {
+    pub fn new(settings: server::ServerSettings) -> Self {
         Self {
             settings,
             schema: None,
@@ -128,7 +128,7 @@ impl ServerConfig {
 pub struct ElementConfig {
     /// The name, the servers and the behaviour of the element. A server is `host:port` or
     /// `unix:PATH`.
-    pub settings: policy_element::Settings,
+    pub settings: policy_element::ElementSettings,
     /// Servers of this process that are reached in memory, by their addresses. Default none.
     pub memory: BTreeMap<String, MemoryListener>,
     /// TLS for the connections to all servers. Default none.
@@ -162,7 +162,7 @@ pub struct ElementConfig {
 
 impl ElementConfig {
     /// The configuration of an element with the servers of its settings.
-    pub fn new(settings: policy_element::Settings) -> Self {
+    pub fn new(settings: policy_element::ElementSettings) -> Self {
         Self {
             settings,
             memory: BTreeMap::new(),

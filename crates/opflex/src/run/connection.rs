@@ -107,7 +107,7 @@ impl Decode for Codec {
 /// not been passed to the transport yet.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    open: HashMap<ConnectionId, Peer>,
+    open: HashMap<ConnectionId, PeerEntry>,
     numbers: Table<ConnectionId>,
     run: Run,
     /// The connection whose message causes the present frames.
@@ -115,7 +115,7 @@ pub(super) struct Peers {
 }
 
 #[derive(Debug)]
-struct Peer {
+struct PeerEntry {
     id: ssntp_transport::ConnectionId,
     /// The peer, for the log.
     name: String,
@@ -144,7 +144,7 @@ impl Peers {
         shown: Shown,
         identified: Identified,
     ) {
-        let peer = Peer {
+        let peer = PeerEntry {
             id,
             name,
             shown,
@@ -234,7 +234,7 @@ impl Peers {
     /// Closes a connection after its frames are sent.
     pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
         self.flush(actions);
-        if let Some(Peer { id, .. }) = self.open.remove(&connection) {
+        if let Some(PeerEntry { id, .. }) = self.open.remove(&connection) {
             self.numbers.remove(id);
             actions.push(Action::End { id, abort: false });
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::journal::Line;
+use super::journal::EditLine;
 use crate::model::{Changes, Edit, ModelError};
 use crate::policy_element::ElementCore;
 use crate::server::ServerCore;
@@ -13,7 +13,7 @@ pub struct ServerContext<'a> {
     pub(super) core: &'a mut ServerCore,
     pub(super) now: Instant,
     /// The edits of this call. `None` if policy is not kept in a file.
-    pub(super) edits: Option<Vec<Line>>,
+    pub(super) edits: Option<Vec<EditLine>>,
 }
 
 impl ServerContext<'_> {
@@ -33,7 +33,7 @@ impl ServerContext<'_> {
         let changes = self.core.edit(edit, self.now)?;
         // Made now, because a line has the state of the objects after its edit.
         if let Some(edits) = self.edits.as_mut().filter(|_| !changes.is_empty()) {
-            edits.push(Line::of(&changes, self.core.policy()));
+            edits.push(EditLine::of(&changes, self.core.policy()));
         }
         Ok(changes)
     }

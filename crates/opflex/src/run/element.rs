@@ -365,7 +365,7 @@ impl ElementHandle {
 }
 
 /// A reference to a policy or an endpoint, which stays resolved while a reference exists. After the
-/// last reference is dropped and [`linger`](core::Settings::linger) has passed, the servers get an
+/// last reference is dropped and [`linger`](core::ElementSettings::linger) has passed, the servers get an
 /// unresolve.
 ///
 /// # Threads

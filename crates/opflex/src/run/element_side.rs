@@ -17,7 +17,7 @@ use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
 use crate::message::{Decoder, Identified};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
-use crate::policy_element::{Action as CoreAction, ElementCore, ElementEvent, ReferenceId};
+use crate::policy_element::{ElementAction as CoreAction, ElementCore, ElementEvent, ReferenceId};
 use ssntp_transport::dispatch::Action;
 use ssntp_transport::rustls::{self, AlertDescription};
 use ssntp_transport::{self, EndReason, Halves};

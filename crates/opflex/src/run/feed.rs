@@ -304,12 +304,12 @@ pub(super) fn line(value: &impl Serialize) -> Bytes {
 mod tests {
     use super::*;
     use crate::model::ManagedObject;
-    use crate::policy_element::Settings;
+    use crate::policy_element::ElementSettings;
     use crate::run::clock::now;
 
     #[test]
     fn a_reader_that_joins_during_a_stop_gets_this_reason() {
-        let config = ElementConfig::new(Settings::default());
+        let config = ElementConfig::new(ElementSettings::default());
         let core = ElementCore::new(config.settings.clone(), 1, now());
         let mut feed = Feed::new(&config);
         let joined = feed.join(&core).unwrap();
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn queued_lines_have_one_limit_and_the_slowest_reader_is_disconnected_first() {
         const MOST: usize = 100_000;
-        let mut config = ElementConfig::new(Settings::default());
+        let mut config = ElementConfig::new(ElementSettings::default());
         config.serve_queue = MOST;
         let core = ElementCore::new(config.settings.clone(), 1, now());
         let mut feed = Feed::new(&config);

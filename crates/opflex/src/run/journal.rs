@@ -31,7 +31,7 @@ const LONGEST: u64 = 1 << 20;
 
 /// The objects that one edit has changed, in their state after the edit.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Line {
+pub(super) struct EditLine {
     delete: Vec<Uri>,
     put: Vec<ManagedObject>,
 }
@@ -82,7 +82,7 @@ impl Fingerprint {
     }
 }
 
-impl Line {
+impl EditLine {
     /// The line for an edit.
     pub(super) fn of(changes: &Changes, tree: &Tree) -> Self {
         let mut line = Self::default();
@@ -152,7 +152,7 @@ impl Journal {
     }
 
     /// Writes edits to the disk. After an error the journal must not be used any more.
-    pub(super) fn append(&mut self, lines: &[Line]) -> io::Result<()> {
+    pub(super) fn append(&mut self, lines: &[EditLine]) -> io::Result<()> {
         let mut text = Vec::new();
         if self.file.is_none() {
             let of = Digest { ..self.digest };
@@ -232,7 +232,7 @@ pub(super) fn with_edits(
     }
     for (n, line) in lines.enumerate() {
         let edit = Some(line).filter(|line| line.ends_with(b"\n"));
-        let edit = edit.and_then(|line| serde_json::from_slice::<Line>(line).ok());
+        let edit = edit.and_then(|line| serde_json::from_slice::<EditLine>(line).ok());
         if edit.and_then(|edit| edit.apply(&mut tree).ok()).is_none() {
             warn!(target: LOG, "{shown}: edit {} and later ones are ignored: it was not written completely", n + 1);
             break;

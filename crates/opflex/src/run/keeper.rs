@@ -21,7 +21,7 @@ use log::{error, info, warn};
 
 use super::config::SERVER_LOG as LOG;
 use super::config::{CallError, StartError};
-use super::journal::{self, Journal, Line};
+use super::journal::{self, EditLine, Journal};
 use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};
@@ -50,14 +50,14 @@ pub(super) struct KeeperSender {
     /// The callers that wait for the next write. Each gets the error, or `None`. The thread owns the
     /// receiver, so when it ends, also by a panic, every caller gets an error.
     callers: Sender<Sender<Option<String>>>,
-    pending: Arc<Mutex<Pending>>,
+    pending: Arc<Mutex<Unwritten>>,
 }
 
 /// The work for the next write.
 #[derive(Debug, Default)]
-struct Pending {
+struct Unwritten {
     /// The edits that are not on the disk, in their order.
-    edits: Vec<Line>,
+    edits: Vec<EditLine>,
     /// The number of objects in these edits, and in edits that were dropped.
     objects: usize,
 }
@@ -67,9 +67,9 @@ const MAX_OBJECTS: usize = 10_000;
 
 impl KeeperSender {
     /// Records that policy has changed.
-    pub(super) fn changed(&self, edits: Vec<Line>) {
+    pub(super) fn changed(&self, edits: Vec<EditLine>) {
         let mut pending = self.lock();
-        pending.objects += edits.iter().map(Line::len).sum::<usize>();
+        pending.objects += edits.iter().map(EditLine::len).sum::<usize>();
         pending.edits.extend(edits);
         // While the disk is slow, edits must not fill the memory.
         if pending.objects > MAX_OBJECTS {
@@ -100,7 +100,7 @@ impl KeeperSender {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Pending> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Unwritten> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

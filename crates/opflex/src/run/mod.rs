@@ -22,10 +22,10 @@
 //!
 //! | queue or resource | limit | when full |
 //! |---|---|---|
-//! | events for the dispatcher | 256 | readers wait, and so their peers are held back |
-//! | received bytes that the dispatcher has not handled | 1 MiB or one read | the reader waits, and so its peer is held back |
+//! | events for the dispatcher | 256 | readers wait, and so their peers have to wait |
+//! | received bytes that the dispatcher has not handled | 1 MiB or one read | the reader waits, and so its peer has to wait |
 //! | answers in the queue of a peer | 1 MiB or a quarter of its queue, and a piece of an answer | the peer is not read from; the write timeout ends its connection |
-//! | updates for a slow peer | half of its queue, then its line | the peer that causes them is held, for a second at most |
+//! | updates for a slow peer | half of its queue, then its line | the peer that causes them is paused, for a second at most |
 //! | frames for one connection | [`Limits`](ssntp_transport::Limits) | the connection ends |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the handshake that has waited longest is cut |
 //! | connections of an inspector | 8 | the connection that has waited longest for its client is cut, or the newcomer waits |

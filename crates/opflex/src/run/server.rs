@@ -160,7 +160,7 @@ impl Server {
             let in_memory = || config.memory.first().map(|(_, address)| address.clone());
             let first = server.addresses.first().map(ToString::to_string);
             let address = advertise.or(first).or_else(in_memory).unwrap_or_default();
-            let server::Settings { roles, peers, .. } = &config.settings;
+            let server::ServerSettings { roles, peers, .. } = &config.settings;
             let cluster = Cluster::join(engine, address, &events, roles, peers, config.schema.clone())?;
             server.handle.editing.cluster = Some(cluster.shared());
             server.cluster = Some(cluster);
@@ -494,7 +494,7 @@ mod tests {
     #[test]
     fn the_channel_of_a_server_closes_when_its_dispatcher_panics() {
         let place = ssntp_transport::memory::MemoryListener::new();
-        let settings = crate::server::Settings::new("pr1", "test");
+        let settings = crate::server::ServerSettings::new("pr1", "test");
         let server = Server::start(ServerConfig::new(settings).listen_in_memory(&place, "pr1:1")).unwrap();
         let still = server.running().recv_timeout(Duration::from_millis(1));
         assert_eq!(still, Err(crossbeam_channel::RecvTimeoutError::Timeout));

@@ -299,7 +299,7 @@ mod tests {
     use crate::model::Edit;
     use crate::rpc::Limits;
     use crate::run::clock::now as clock;
-    use crate::server::Settings;
+    use crate::server::ServerSettings;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
     use ssntp_transport::memory;
     use ssntp_transport::{Budget, Credit, Limits as Queue, Outbox, Outgoing, PATIENCE, Transmit};
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn one_host_does_not_use_up_the_limit_of_clients() {
         let now = clock();
-        let mut bench = Bench::new(ServerCore::new(Settings::default(), now), 200, now);
+        let mut bench = Bench::new(ServerCore::new(ServerSettings::default(), now), 200, now);
         let greedy = |n| format!("192.0.2.1:{n}");
         let first: Vec<_> = (0..100)
             .map(|n| bench.connect_from(&greedy(n)).unwrap())
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn a_client_that_receives_no_answers_is_not_served_further() {
         let now = clock();
-        let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let mut core = ServerCore::new(ServerSettings::new("pr1", "test"), now);
         let long = ManagedObject::new("A", "/a/".parse().unwrap()).with("name", "x".repeat(10_000));
         core.edit(Edit::Merge(vec![long]), now).unwrap();
         let mut bench = Bench::new(core, 10, now);
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn a_long_answer_to_a_slow_client_arrives_completely() {
         let now = clock();
-        let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let mut core = ServerCore::new(ServerSettings::new("pr1", "test"), now);
         let object =
             |uri: String| ManagedObject::new("A", uri.parse().unwrap()).with("name", "x".repeat(10_000));
         let below = (0..1000).map(|n| object(format!("/a/{n}/")));
@@ -491,7 +491,7 @@ mod tests {
     #[test]
     fn a_session_stays_alive_while_a_long_message_arrives() {
         let begin = clock();
-        let core = ServerCore::new(Settings::new("pr1", "test"), begin);
+        let core = ServerCore::new(ServerSettings::new("pr1", "test"), begin);
         let mut bench = Bench::new(core, 10, begin);
         let (silent, _) = bench.connect().unwrap();
         let (sends, _) = bench.connect().unwrap();
@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn a_full_server_and_one_that_stops_refuse_newcomers() {
         let now = clock();
-        let core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let core = ServerCore::new(ServerSettings::new("pr1", "test"), now);
         let mut bench = Bench::new(core, 1, now);
         let _client = bench.connect().unwrap();
         assert_eq!(

@@ -12,7 +12,7 @@ use log::Level;
 use super::agents::{AgentInfo, Agents};
 use super::counters::RequestCounters;
 use super::session::{Element, Session};
-use super::settings::Settings;
+use super::settings::ServerSettings;
 use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult};
 use crate::model::Name;
 use crate::peer::{Beat, CloseReason, ConnectionId, host};
@@ -37,13 +37,13 @@ pub(super) enum Due {
 
 impl Clients {
     /// Adds a client. Its deadline is set at once, so that a client that sends nothing is disconnected.
-    pub(super) fn add(&mut self, connection: ConnectionId, session: Session, settings: &Settings) {
-        self.timers.set(connection, session.deadline(settings));
+    pub(super) fn add(&mut self, connection: ConnectionId, session: Session, settings: &ServerSettings) {
+        self.timers.set(connection, session.next_deadline(settings));
         self.sessions.insert(connection, session);
     }
 
     /// Removes a client. Returns false if it is unknown.
-    pub(super) fn remove(&mut self, connection: ConnectionId, settings: &Settings) -> bool {
+    pub(super) fn remove(&mut self, connection: ConnectionId, settings: &ServerSettings) -> bool {
         let Some(session) = self.sessions.remove(&connection) else {
             return false;
         };
@@ -86,7 +86,7 @@ impl Clients {
         now: Instant,
         connection: ConnectionId,
         identity: Identity,
-        settings: &Settings,
+        settings: &ServerSettings,
     ) -> Result<(IdentityResult, Option<ConnectionId>), Box<ErrorResponse>> {
         let Some(session) = self.sessions.get_mut(&connection) else {
             let why = "the connection has ended";
@@ -96,7 +96,7 @@ impl Clients {
         let before = session.element.as_ref().map(|element| element.name.clone());
         let domain = identity.domain.clone();
         let result = session.identify(identity, settings)?;
-        self.timers.set(connection, session.deadline(settings));
+        self.timers.set(connection, session.next_deadline(settings));
         let Some(name) = session.element.as_ref().map(|element| element.name.clone()) else {
             return Ok((result, None));
         };
@@ -125,7 +125,7 @@ impl Clients {
     }
 
     /// The next thing that is due at `now`. Call it until it returns `None`.
-    pub(super) fn due(&mut self, now: Instant, settings: &Settings) -> Option<(ConnectionId, Due)> {
+    pub(super) fn due(&mut self, now: Instant, settings: &ServerSettings) -> Option<(ConnectionId, Due)> {
         while let Some(connection) = self.timers.pop(now) {
             let Some(session) = self.sessions.get_mut(&connection) else {
                 continue;
@@ -134,7 +134,7 @@ impl Clients {
                 return Some((connection, Due::Close(CloseReason::IdentityTimeout)));
             }
             let beat = session.keepalive.beat(&settings.keepalive, now);
-            self.timers.set(connection, session.deadline(settings));
+            self.timers.set(connection, session.next_deadline(settings));
             match beat {
                 Beat::Wait => {}
                 Beat::Echo(number) => return Some((connection, Due::Echo(number))),

@@ -14,7 +14,7 @@ use super::ownership::{Declared, Ownership};
 use super::push;
 use super::resolves::{Resolvable, Unsent};
 use super::session::{Answer, Session, SessionInfo};
-use super::settings::Settings;
+use super::settings::ServerSettings;
 use crate::message::{
     ErrorCode, ErrorResponse, Identity, Incoming, Method, Peer, PerStore, Reply, Request, Resolve, Role,
     Store, Update,
@@ -31,7 +31,7 @@ use ssntp_transport::excerpt;
 /// Threads: plain data for one owner. No call blocks.
 #[derive(Debug)]
 pub struct ServerCore {
-    settings: Settings,
+    settings: ServerSettings,
     clients: Clients,
     /// Policy and endpoints.
     stores: PerStore<Resolvable>,
@@ -47,13 +47,13 @@ pub struct ServerCore {
 
 impl ServerCore {
     /// A server without policy that takes objects of any class.
-    pub fn new(settings: Settings, now: Instant) -> Self {
+    pub fn new(settings: ServerSettings, now: Instant) -> Self {
         Self::with_schema(settings, None, now)
     }
 
     /// A server that takes only objects that a model file allows, as policy,
     /// as endpoints and as state reports. Without a model file, it takes any.
-    pub fn with_schema(settings: Settings, schema: Option<&Arc<Schema>>, now: Instant) -> Self {
+    pub fn with_schema(settings: ServerSettings, schema: Option<&Arc<Schema>>, now: Instant) -> Self {
         let store = || Resolvable {
             tree: schema.cloned().map_or_else(Tree::new, Tree::with_schema),
             ..Resolvable::default()
@@ -79,7 +79,7 @@ impl ServerCore {
     /// Begins the session of a client. `address` is the client's address, for the log and for
     /// [`sessions`](Self::sessions). `dialled` is the server's address that the client dialled,
     /// `host:port`, if it is known. `certified` is the common name of its verified certificate, which is
-    /// used only with [`name_from_certificate`](Settings::name_from_certificate).
+    /// used only with [`name_from_certificate`](ServerSettings::name_from_certificate).
     pub fn handle_connected(
         &mut self,
         now: Instant,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 
 use super::roll_up::{Row, Series};
-use super::settings::{RollUp, ServerLimits, Settings};
+use super::settings::{RollUp, ServerLimits, ServerSettings};
 use crate::budget::Budget;
 use crate::json;
 use crate::message::{ErrorResponse, StateReport};
@@ -50,7 +50,7 @@ const GENERATION: &str = "genId";
 /// State reports by object.
 ///
 /// A report replaces the former report of the object, also if it was of another element. A report
-/// that is not repeated within [`Settings::default_prr`] is dropped; elements repeat their reports
+/// that is not repeated within [`ServerSettings::default_prr`] is dropped; elements repeat their reports
 /// within half of this time. If a limit of the settings is reached, the oldest report is dropped.
 #[derive(Debug)]
 pub struct Observer {
@@ -73,7 +73,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    pub(super) fn new(settings: &Settings, schema: Option<Arc<Schema>>, now: Instant) -> Self {
+    pub(super) fn new(settings: &ServerSettings, schema: Option<Arc<Schema>>, now: Instant) -> Self {
         Self {
             schema,
             start: now,

@@ -20,7 +20,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::resolves::seconds;
-use super::settings::{OnLeave, Settings};
+use super::settings::{OnLeave, ServerSettings};
 use crate::budget::Budget;
 use crate::json;
 use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
@@ -106,7 +106,7 @@ impl Ownership {
         tree: &mut Tree,
         (element, connection): (&Name, ConnectionId),
         declares: Vec<EndpointDeclare>,
-        settings: &Settings,
+        settings: &ServerSettings,
     ) -> Result<Changes, Box<ErrorResponse>> {
         let mut claims = Vec::new();
         let mut objects = Vec::new();

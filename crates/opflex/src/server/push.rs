@@ -14,7 +14,7 @@ use crate::peer::ConnectionId;
 /// An update of objects in a tree. Created objects are in `replace`, each with everything below it.
 /// Modified objects are in `merge_children`. Deleted objects are in `delete`, children before their
 /// parents, because libopflex deletes only the objects that the update names.
-pub(super) type Update<'a> = message::Update<ObjectRef<'a>>;
+pub(super) type TreeUpdate<'a> = message::Update<ObjectRef<'a>>;
 
 /// The updates for an edit, each with its receivers.
 pub(super) fn updates<'a>(
@@ -23,11 +23,11 @@ pub(super) fn updates<'a>(
     changes: &Changes,
     limits: &ServerLimits,
     now: Instant,
-) -> Vec<(Vec<ConnectionId>, Vec<Update<'a>>)> {
+) -> Vec<(Vec<ConnectionId>, Vec<TreeUpdate<'a>>)> {
     let Resolvable { tree, watchers } = resolvable;
     let groups = groups(tree, watchers, changes, now).into_iter();
     let updates = groups.map(|(receivers, changes)| {
-        let whole = Update::whole(of, tree, &changes);
+        let whole = TreeUpdate::whole(of, tree, &changes);
         (receivers, whole.pieces(of, limits))
     });
     updates.collect()
@@ -83,7 +83,7 @@ fn groups<'a>(
         .collect()
 }
 
-impl<'a> Update<'a> {
+impl<'a> TreeUpdate<'a> {
     /// An update that only creates objects.
     pub(super) fn created(of: Store, replace: Vec<ObjectRef<'a>>) -> Self {
         Self {

@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::settings::Settings;
+use super::settings::ServerSettings;
 use crate::message::{ErrorResponse, Resolve};
 use crate::model::{Cursor, ObjectRef, Piece, Tree, Uri, Watch, Watchers, watch_memory};
 use crate::peer::ConnectionId;
@@ -14,7 +14,7 @@ pub(super) fn seconds(prr: i64) -> Duration {
 }
 
 /// The time for which updates are sent. If it is zero, none are sent.
-fn refresh(resolve: &Resolve, settings: &Settings) -> Duration {
+fn refresh(resolve: &Resolve, settings: &ServerSettings) -> Duration {
     resolve.prr.map_or(settings.default_prr, seconds)
 }
 
@@ -62,7 +62,7 @@ impl Resolvable {
         &self,
         connection: ConnectionId,
         resolves: &[Resolve],
-        settings: &Settings,
+        settings: &ServerSettings,
     ) -> Result<(), Box<ErrorResponse>> {
         // Refused, because an empty answer would hide a typing error.
         for Resolve { subject, .. } in resolves {
@@ -103,7 +103,7 @@ impl Resolvable {
         &mut self,
         connection: ConnectionId,
         resolves: Vec<Resolve>,
-        settings: &Settings,
+        settings: &ServerSettings,
         now: Instant,
     ) -> Result<Unsent, Box<ErrorResponse>> {
         self.check(connection, &resolves, settings)?;

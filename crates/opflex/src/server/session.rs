@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::counters::RequestCounters;
 use super::resolves::Unsent;
-use super::settings::Settings;
+use super::settings::ServerSettings;
 use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_VERSION, Peer, Role, Store};
 use crate::model::Name;
 use crate::peer::{ConnectionId, Keepalive, bare};
@@ -89,7 +89,7 @@ impl Session {
         address: String,
         dialled: Option<String>,
         certified: Option<String>,
-        settings: &Settings,
+        settings: &ServerSettings,
         now: Instant,
     ) -> Self {
         Self {
@@ -105,15 +105,15 @@ impl Session {
     }
 
     /// The time of the next echo, or at which the identity is late.
-    pub(super) fn deadline(&self, settings: &Settings) -> Instant {
-        let echo = self.keepalive.next();
+    pub(super) fn next_deadline(&self, settings: &ServerSettings) -> Instant {
+        let echo = self.keepalive.next_deadline();
         match self.element {
             Some(_) => echo,
             None => echo.min(after(self.since, settings.identity_timeout)),
         }
     }
 
-    pub(super) fn identity_is_late(&self, settings: &Settings, now: Instant) -> bool {
+    pub(super) fn identity_is_late(&self, settings: &ServerSettings, now: Instant) -> bool {
         self.element.is_none() && now >= after(self.since, settings.identity_timeout)
     }
 
@@ -122,7 +122,7 @@ impl Session {
     pub(super) fn identify(
         &mut self,
         mut identity: Identity,
-        settings: &Settings,
+        settings: &ServerSettings,
     ) -> Result<IdentityResult, Box<ErrorResponse>> {
         let refuse = |code, message: String| Err(ErrorResponse::boxed(code, message));
         if settings.name_from_certificate {
@@ -199,7 +199,7 @@ impl Session {
     }
 
     /// The configured list of servers, with the address that this client dialled.
-    fn peers(&self, settings: &Settings) -> Vec<Peer> {
+    fn peers(&self, settings: &ServerSettings) -> Vec<Peer> {
         let mut peers = settings.peers.clone();
         for peer in &mut peers {
             peer.connectivity_info = bare(&peer.connectivity_info);
@@ -228,7 +228,7 @@ fn shown(text: Option<&str>) -> String {
 }
 
 /// The member `data`, an addition of libopflex. It is empty without proxies.
-fn data(settings: &Settings) -> Value {
+fn data(settings: &ServerSettings) -> Value {
     match &settings.proxies {
         None => json!({}),
         Some(proxies) => json!({

@@ -9,7 +9,7 @@ use crate::peer::KeepaliveSettings;
 /// The settings of a server. With a name and a domain, the defaults are a server with all three roles
 /// that an unchanged libopflex element can use.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ServerSettings {
     /// The server's name, unique within the domain.
     /// Default `ssntp`.
     pub name: String,
@@ -122,7 +122,7 @@ pub struct ServerLimits {
     pub message_bytes: usize,
 }
 
-impl Default for Settings {
+impl Default for ServerSettings {
     fn default() -> Self {
         Self {
             name: "ssntp".to_owned(),
@@ -181,8 +181,8 @@ impl Default for ServerLimits {
     }
 }
 
-impl Settings {
-    /// Settings of a server with this name in this domain.
+impl ServerSettings {
+    /// ServerSettings of a server with this name in this domain.
     pub fn new(name: impl Into<String>, domain: impl Into<String>) -> Self {
         Self {
             name: name.into(),

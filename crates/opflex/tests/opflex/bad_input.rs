@@ -72,7 +72,7 @@ proptest! {
     #[test]
     fn a_server_answers_each_request_once(messages in prop::collection::vec((0..3u64, message(), 0..3000u64), 1..40)) {
         let mut now = Instant::now();
-        let mut server = ServerCore::new(server::Settings::default(), now);
+        let mut server = ServerCore::new(server::ServerSettings::default(), now);
         for connection in 0..3 {
             server.handle_connected(now, ConnectionId(connection), "peer".to_owned(), None, None);
             if connection < 2 {
@@ -114,7 +114,7 @@ proptest! {
     #[test]
     fn an_element_survives_any_server(messages in prop::collection::vec((message(), 0..3000u64), 1..40), early: bool) {
         let mut now = Instant::now();
-        let mut element = ElementCore::new(element::Settings::new("n", "default", ["a:1"]), 1, now);
+        let mut element = ElementCore::new(element::ElementSettings::new("n", "default", ["a:1"]), 1, now);
         let target = |text: &str| Target::Uri(text.parse().unwrap());
         element.resolve_policy("class", target("/a/"), true, now);
         element.resolve_endpoint("class", target("/a/"), now);
@@ -129,14 +129,14 @@ proptest! {
                 }
                 for action in actions {
                     match action {
-                        element::Action::Dial { connection, .. } => {
+                        element::ElementAction::Dial { connection, .. } => {
                             connections.push(connection);
                             element.handle_connected(now, connection);
                         }
-                        element::Action::Send { frame, .. } => {
+                        element::ElementAction::Send { frame, .. } => {
                             check(&frame);
                         }
-                        element::Action::Close { connection, .. } => connections.retain(|known| *known != connection),
+                        element::ElementAction::Close { connection, .. } => connections.retain(|known| *known != connection),
                         _ => {}
                     }
                 }

@@ -86,7 +86,7 @@ fn every_captured_message_passes_the_envelope_character_by_character() {
     for text in captured().into_iter().chain(odd.map(str::to_owned)) {
         let mut out = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
-        rpc::Decoder::new(Limits::default())
+        rpc::Deframer::new(Limits::default())
             .decode(&mut buffer, &mut out)
             .unwrap();
         assert_eq!(again(&out[0]), text);

@@ -59,16 +59,17 @@ impl Net {
         }
     }
 
-    fn serve(&mut self, address: &str, change: impl FnOnce(&mut server::Settings)) {
-        let mut settings = server::Settings::new(address, "test");
+    fn serve(&mut self, address: &str, change: impl FnOnce(&mut server::ServerSettings)) {
+        let mut settings = server::ServerSettings::new(address, "test");
         change(&mut settings);
         self.servers
             .insert(address.to_owned(), ServerCore::new(settings, self.now));
     }
 
-    fn element(&mut self, peers: &[&str], change: impl FnOnce(&mut element::Settings)) -> usize {
+    fn element(&mut self, peers: &[&str], change: impl FnOnce(&mut element::ElementSettings)) -> usize {
         let number = self.elements.len();
-        let mut settings = element::Settings::new(format!("pe{number}"), "test", peers.iter().copied());
+        let mut settings =
+            element::ElementSettings::new(format!("pe{number}"), "test", peers.iter().copied());
         change(&mut settings);
         self.elements
             .push(ElementCore::new(settings, number as u64, self.now));
@@ -79,23 +80,23 @@ impl Net {
         let result = call(&mut self.elements[number], self.now);
         for action in self.elements[number].take_actions() {
             match action {
-                element::Action::Dial { connection, address } => {
+                element::ElementAction::Dial { connection, address } => {
                     self.work.push_back(Work::Dial(number, connection, address));
                 }
-                element::Action::Send { connection, frame } => {
+                element::ElementAction::Send { connection, frame } => {
                     let link = self.by_element[&(number, connection)];
                     self.work.push_back(Work::ToServer(link, frame));
                 }
-                element::Action::Identified { connection } => {
+                element::ElementAction::Identified { connection } => {
                     let link = self.by_element[&(number, connection)];
                     self.links[&link].to_element.1.identified().set();
                 }
-                element::Action::Close { connection, .. } => {
+                element::ElementAction::Close { connection, .. } => {
                     if let Some(link) = self.by_element.get(&(number, connection)) {
                         self.work.push_back(Work::End(*link));
                     }
                 }
-                element::Action::Event(event) => self.events.push(event),
+                element::ElementAction::Event(event) => self.events.push(event),
                 other => panic!("{other:?}"),
             }
         }

@@ -10,7 +10,7 @@ use ssntp_opflex::message::{Decoder, Incoming};
 use ssntp_opflex::model::{Edit, ManagedObject, Uri};
 use ssntp_opflex::peer::ConnectionId;
 use ssntp_opflex::policy_element::{self, ElementCore};
-use ssntp_opflex::server::{Action, ServerCore, Settings};
+use ssntp_opflex::server::{Action, ServerCore, ServerSettings};
 
 const TOUR: &str = include_str!("../fixtures/opflex/01_tour_testmodel.jsonl");
 const AGENT: &str = include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
@@ -76,7 +76,7 @@ fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
 /// Sends a server all messages of the element of a capture, and compares each answer with the capture.
 fn replay(capture: &str, domain: &str) {
     let start = Instant::now();
-    let mut server = ServerCore::new(Settings::new("server", domain), start);
+    let mut server = ServerCore::new(ServerSettings::new("server", domain), start);
     server
         .edit(Edit::Merge(objects(capture, "policy")), start)
         .unwrap();
@@ -161,7 +161,7 @@ struct Recorded {
 impl Recorded {
     fn new(address: &str) -> Self {
         let now = Instant::now();
-        let settings = policy_element::Settings::new("element", "testdomain", [address]);
+        let settings = policy_element::ElementSettings::new("element", "testdomain", [address]);
         let mut recorded = Self {
             element: ElementCore::new(settings, 1, now),
             now,
@@ -178,12 +178,12 @@ impl Recorded {
         let result = call(&mut self.element, self.now);
         for action in self.element.take_actions() {
             match action {
-                policy_element::Action::Dial { connection, .. } => self.connection = connection,
-                policy_element::Action::Send { frame, .. } => {
+                policy_element::ElementAction::Dial { connection, .. } => self.connection = connection,
+                policy_element::ElementAction::Send { frame, .. } => {
                     self.sent
                         .push(serde_json::from_slice(&frame[..frame.len() - 1]).unwrap());
                 }
-                policy_element::Action::Close { reason, .. } => panic!("{reason}"),
+                policy_element::ElementAction::Close { reason, .. } => panic!("{reason}"),
                 _ => {}
             }
         }

@@ -60,8 +60,8 @@ fn object(at: &str, value: &str) -> ManagedObject {
     ManagedObject::new("GbpEpGroup", uri(at)).with("name", value)
 }
 
-fn server_settings(name: &str) -> server::Settings {
-    server::Settings::new(name, "test")
+fn server_settings(name: &str) -> server::ServerSettings {
+    server::ServerSettings::new(name, "test")
 }
 
 fn serve(config: ServerConfig) -> Server {
@@ -85,8 +85,8 @@ fn serve_tcp(config: ServerConfig) -> (Server, String) {
 }
 
 /// Settings of an element that reconnects soon.
-fn element_settings(name: &str, peers: &[&str]) -> policy_element::Settings {
-    let mut settings = policy_element::Settings::new(name, "test", peers.iter().copied());
+fn element_settings(name: &str, peers: &[&str]) -> policy_element::ElementSettings {
+    let mut settings = policy_element::ElementSettings::new(name, "test", peers.iter().copied());
     settings.reconnect = Duration::from_millis(20);
     settings.reconnect_max = Duration::from_millis(100);
     settings.linger = Duration::from_millis(10);

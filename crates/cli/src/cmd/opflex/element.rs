@@ -9,7 +9,7 @@ use ssntp::transport::Address;
 use ssntp_opflex::PolicyElement;
 use ssntp_opflex::message::Proxies;
 use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri, is_mac};
-use ssntp_opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Store};
+use ssntp_opflex::policy_element::{ElementEvent, ElementSettings, Health, ObjectChange, Store};
 use ssntp_opflex::run::{ElementConfig, ElementHandle, Reference};
 
 use super::load_objects;
@@ -224,7 +224,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     };
     let wanted = args.wanted()?;
     let peers = args.connect.iter().map(Address::to_string);
-    let mut settings = Settings::new(args.name, args.domain, peers);
+    let mut settings = ElementSettings::new(args.name, args.domain, peers);
     settings.prr = args.prr.into();
     settings.acknowledge_updates = args.acknowledge;
     settings.location = args.location;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ssntp::transport::Address;
 use ssntp_opflex::message::{Peer, Proxies, Role};
-use ssntp_opflex::server::{OnLeave, RollUp, Settings};
+use ssntp_opflex::server::{OnLeave, RollUp, ServerSettings};
 
 use crate::seconds::Seconds;
 
@@ -74,8 +74,8 @@ pub(super) struct IdentityArgs {
 }
 
 impl IdentityArgs {
-    pub(super) fn settings(self) -> Settings {
-        let mut settings = Settings::new(self.name, self.domain);
+    pub(super) fn settings(self) -> ServerSettings {
+        let mut settings = ServerSettings::new(self.name, self.domain);
         settings.any_domain = settings.domain == "any";
         settings.roles = self.roles.into_iter().flatten().collect();
         settings.location = self.location;

@@ -59,7 +59,7 @@ fn sent(method: &str, text: &str) -> (String, String) {
 
 #[test]
 fn a_resolve_is_sent_once_and_its_result_is_an_event() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     resolve(&mut world, "/a/");
     resolve(&mut world, "/a/");
     assert_eq!(
@@ -87,7 +87,7 @@ fn a_resolve_is_sent_once_and_its_result_is_an_event() {
     assert_eq!(known(&world), ["/a/"]);
     let held: Vec<_> = world
         .element
-        .held
+        .items
         .iter()
         .map(|(_, item)| (item.references, item.answered))
         .collect();
@@ -96,7 +96,7 @@ fn a_resolve_is_sent_once_and_its_result_is_an_event() {
 
 #[test]
 fn earlier_requests_are_sent_on_connecting_by_role() {
-    let mut world = World::new(Settings::new("pe1", "default", ["a:1", "b:1", "c:1"]));
+    let mut world = World::new(ElementSettings::new("pe1", "default", ["a:1", "b:1", "c:1"]));
     resolve(&mut world, "/a/");
     declare(&mut world, "/ep/", 1);
     report(&mut world, "/stats/", 1);
@@ -113,7 +113,7 @@ fn earlier_requests_are_sent_on_connecting_by_role() {
 
 #[test]
 fn everything_is_sent_again_after_a_reconnect_with_new_numbers() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     resolve(&mut world, "/a/");
     declare(&mut world, "/ep/", 1);
     world.serve(server, &[object("/a/", 1)]);
@@ -130,7 +130,7 @@ fn everything_is_sent_again_after_a_reconnect_with_new_numbers() {
 
 #[test]
 fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     resolve(&mut world, "/a/");
     declare(&mut world, "/ep/", 1);
     let first = world.take_sent(server);
@@ -159,7 +159,7 @@ fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
 
 #[test]
 fn an_answer_to_another_method_with_the_number_of_a_request_is_ignored() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     resolve(&mut world, "/a/");
     let asked = world.take_sent(server).pop().unwrap();
     for method in ["policy_unresolve", "endpoint_resolve", "state_report"] {
@@ -178,7 +178,7 @@ fn an_answer_to_another_method_with_the_number_of_a_request_is_ignored() {
 
 #[test]
 fn an_endpoint_resolve_is_not_repeated_once_answered() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     world.act(|element, now| element.resolve_endpoint("class", uri("/ep/"), now));
     world.serve(server, &[]);
     world.pass(100.0);
@@ -187,7 +187,7 @@ fn an_endpoint_resolve_is_not_repeated_once_answered() {
 
 #[test]
 fn a_request_is_repeated_only_to_servers_that_did_not_answer() {
-    let mut world = World::new(Settings::new("pe1", "default", ["a:1", "b:1"]));
+    let mut world = World::new(ElementSettings::new("pe1", "default", ["a:1", "b:1"]));
     let a = world.accept("a:1", &ALL, &["a:1", "b:1"]);
     let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
     world.take_sent(a);
@@ -206,9 +206,9 @@ fn a_request_is_repeated_only_to_servers_that_did_not_answer() {
 
 #[test]
 fn requests_are_refreshed_after_a_third_to_a_half_of_the_refresh_rate() {
-    let (mut world, server) = World::ready(Settings {
+    let (mut world, server) = World::ready(ElementSettings {
         prr: Duration::from_secs(15),
-        ..Settings::default()
+        ..ElementSettings::default()
     });
     resolve(&mut world, "/a/");
     declare(&mut world, "/ep/", 1);
@@ -231,9 +231,9 @@ fn requests_are_refreshed_after_a_third_to_a_half_of_the_refresh_rate() {
 
 #[test]
 fn an_empty_answer_removes_no_objects() {
-    let (mut world, server) = World::ready(Settings {
+    let (mut world, server) = World::ready(ElementSettings {
         prr: Duration::from_secs(15),
-        ..Settings::default()
+        ..ElementSettings::default()
     });
     resolve(&mut world, "/a/");
     world.serve(server, &[object("/a/", 1)]);
@@ -247,7 +247,7 @@ fn an_empty_answer_removes_no_objects() {
 
 #[test]
 fn the_last_release_sends_an_unresolve_after_the_linger_time() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let (one, two) = (resolve(&mut world, "/a/"), resolve(&mut world, "/a/"));
     world.serve(server, &[object("/a/", 1), object("/a/b/", 1)]);
     release(&mut world, one);
@@ -269,7 +269,7 @@ fn the_last_release_sends_an_unresolve_after_the_linger_time() {
         server,
         &json!({"id": ["policy_unresolve", FIRST + 1], "result": {}}),
     );
-    assert_eq!((known(&world).len(), world.element.held.iter().count()), (0, 0));
+    assert_eq!((known(&world).len(), world.element.items.iter().count()), (0, 0));
     let update = json!([{"replace": [object("/a/", 2)]}]);
     assert_eq!(world.ask(server, "policy_update", update), NOTHING);
     assert_eq!(known(&world), [""; 0]);
@@ -277,7 +277,7 @@ fn the_last_release_sends_an_unresolve_after_the_linger_time() {
 
 #[test]
 fn a_policy_that_is_resolved_again_in_time_is_not_unresolved() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let one = resolve(&mut world, "/a/");
     world.serve(server, &[object("/a/", 1)]);
     release(&mut world, one);
@@ -290,7 +290,7 @@ fn a_policy_that_is_resolved_again_in_time_is_not_unresolved() {
 
 #[test]
 fn each_released_policy_is_kept_for_the_whole_linger_time() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let (one, two) = (resolve(&mut world, "/a/"), resolve(&mut world, "/b/"));
     world.serve(server, &[object("/a/", 1), object("/b/", 1)]);
     release(&mut world, one);
@@ -304,7 +304,7 @@ fn each_released_policy_is_kept_for_the_whole_linger_time() {
 
 #[test]
 fn a_policy_below_a_released_one_stays_if_it_is_resolved_itself() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let outer = resolve(&mut world, "/a/");
     resolve(&mut world, "/a/b/");
     let under = json!({"subject": "class", "uri": "/a/b/", "parent_uri": "/a/"});
@@ -316,7 +316,7 @@ fn a_policy_below_a_released_one_stays_if_it_is_resolved_itself() {
 
 #[test]
 fn updates_replace_merge_and_delete_and_are_events() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     resolve(&mut world, "/a/");
     let child = |value: i64| {
         let mut child = object("/a/b/", value);
@@ -357,7 +357,7 @@ fn updates_replace_merge_and_delete_and_are_events() {
 
 #[test]
 fn a_malformed_update_has_no_effect() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     resolve(&mut world, "/a/");
     world.serve(server, &[object("/a/", 1)]);
     changed(&mut world);
@@ -377,11 +377,11 @@ fn a_malformed_update_has_no_effect() {
 #[test]
 fn updates_are_answered_only_when_the_server_is_strict() {
     let update = json!([{"replace": [], "merge_children": [], "delete": []}]);
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     assert_eq!(world.ask(server, "policy_update", update.clone()), NOTHING);
-    let (mut world, server) = World::ready(Settings {
+    let (mut world, server) = World::ready(ElementSettings {
         acknowledge_updates: true,
-        ..Settings::default()
+        ..ElementSettings::default()
     });
     assert_eq!(world.ask(server, "policy_update", update)[0]["result"], json!({}));
     assert_eq!(
@@ -392,7 +392,7 @@ fn updates_are_answered_only_when_the_server_is_strict() {
 
 #[test]
 fn referenced_policies_are_resolved_and_unresolved() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let policy = [
         object("/a/", reference("/b/")),
         object("/b/", json!([reference("/c/"), reference("/d/")])),
@@ -434,12 +434,12 @@ fn referenced_policies_are_resolved_and_unresolved() {
 
 #[test]
 fn following_can_begin_later_and_has_a_limit() {
-    let (mut world, server) = World::ready(Settings {
+    let (mut world, server) = World::ready(ElementSettings {
         limits: ElementLimits {
             followed: 1,
             ..ElementLimits::default()
         },
-        ..Settings::default()
+        ..ElementSettings::default()
     });
     resolve(&mut world, "/a/");
     world.serve(
@@ -461,7 +461,7 @@ fn following_can_begin_later_and_has_a_limit() {
 
 #[test]
 fn policy_is_resolved_by_identifier() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let ident = Ident {
         context: uri("/s/"),
         name: "web".into(),
@@ -495,7 +495,7 @@ fn policy_is_resolved_by_identifier() {
 
 #[test]
 fn a_policy_without_its_identifier_is_not_of_the_resolve_any_more() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let ident = Ident {
         context: uri("/s/"),
         name: "web".into(),
@@ -517,13 +517,13 @@ fn a_policy_without_its_identifier_is_not_of_the_resolve_any_more() {
     assert_eq!(known(&world), ["/s/2/"]);
     let delete = json!([{"delete": [{"subject": "class", "uri": "/s/2/"}]}]);
     world.ask(server, "policy_update", delete);
-    let roots = world.element.held.iter().map(|(_, item)| item.roots.len());
+    let roots = world.element.items.iter().map(|(_, item)| item.roots.len());
     assert_eq!((known(&world).len(), roots.sum::<usize>()), (0, 0));
 }
 
 #[test]
 fn a_changed_declaration_is_sent_again_and_a_dropped_one_is_undeclared() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     declare(&mut world, "/ep/", 1);
     let first = world.take_sent(server).remove(0);
     assert_eq!(
@@ -549,9 +549,9 @@ fn a_changed_declaration_is_sent_again_and_a_dropped_one_is_undeclared() {
 
 #[test]
 fn a_report_is_repeated_until_it_is_withdrawn() {
-    let (mut world, server) = World::ready(Settings {
+    let (mut world, server) = World::ready(ElementSettings {
         prr: Duration::from_secs(15),
-        ..Settings::default()
+        ..ElementSettings::default()
     });
     report(&mut world, "/stats/", 1);
     report(&mut world, "/stats/", 2);
@@ -571,7 +571,7 @@ fn a_report_is_repeated_until_it_is_withdrawn() {
 
 #[test]
 fn endpoints_are_resolved_updated_and_released() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let reference = world.act(|element, now| element.resolve_endpoint("class", uri("/ep/"), now));
     world.serve(server, &[object("/ep/", 1)]);
     world.ask(

@@ -6,12 +6,12 @@ use super::*;
 
 #[test]
 fn the_objects_of_a_server_are_limited() {
-    let (mut world, server) = World::ready(Settings {
+    let (mut world, server) = World::ready(ElementSettings {
         limits: ElementLimits {
             objects: 2,
             ..ElementLimits::default()
         },
-        ..Settings::default()
+        ..ElementSettings::default()
     });
     resolve(&mut world, "/a/");
     world.serve(server, &[object("/a/", 1), object("/a/b/", 1)]);
@@ -42,7 +42,7 @@ fn the_objects_of_a_server_are_limited() {
 
 #[test]
 fn an_answer_beyond_the_limit_is_reported_and_the_resolve_is_repeated() {
-    let mut settings = Settings::default();
+    let mut settings = ElementSettings::default();
     settings.limits.objects = 1;
     let (mut world, server) = World::ready(settings);
     world.act(|element, now| element.resolve_policy("class", uri("/a/"), false, now));
@@ -62,7 +62,7 @@ fn an_answer_beyond_the_limit_is_reported_and_the_resolve_is_repeated() {
 
 #[test]
 fn an_unanswered_request_raises_one_alarm_and_degrades_the_health_until_it_is_answered() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     world.act(|element, now| element.resolve_policy("class", uri("/a/"), false, now));
     let alarms = |world: &World| {
         let is_alarm = |event: &&ElementEvent| matches!(event, ElementEvent::Unanswered { attempts: 3, .. });

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use serde_json::{Value, json};
 
-use super::{Action, ElementCore, ElementEvent, Settings};
+use super::{ElementAction, ElementCore, ElementEvent, ElementSettings};
 use crate::message::Decoder;
 use crate::model::Uri;
 use crate::peer::{CloseReason, ConnectionId};
@@ -33,7 +33,7 @@ struct World {
 
 impl World {
     #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
-    fn new(settings: Settings) -> Self {
+    fn new(settings: ElementSettings) -> Self {
         let now = Instant::now();
         let mut world = Self {
             element: ElementCore::new(settings, 1, now),
@@ -49,8 +49,8 @@ impl World {
     }
 
     /// An element with one server, which is ready and has all roles.
-    fn ready(settings: Settings) -> (Self, ConnectionId) {
-        let mut world = Self::new(Settings {
+    fn ready(settings: ElementSettings) -> (Self, ConnectionId) {
+        let mut world = Self::new(ElementSettings {
             peers: vec!["a:1".to_owned()],
             ..settings
         });
@@ -191,13 +191,13 @@ impl World {
         let result = call(&mut self.element, self.now);
         for action in self.element.take_actions() {
             match action {
-                Action::Dial { connection, address } => {
+                ElementAction::Dial { connection, address } => {
                     assert!(
                         self.dialled.insert(connection, address).is_none(),
                         "a number was used twice"
                     );
                 }
-                Action::Send { connection, frame } => {
+                ElementAction::Send { connection, frame } => {
                     assert!(
                         !self.closed.contains_key(&connection),
                         "sent on a closed connection"
@@ -205,11 +205,11 @@ impl World {
                     let message = serde_json::from_slice(&frame[..frame.len() - 1]).unwrap();
                     self.sent.entry(connection).or_default().push(message);
                 }
-                Action::Close { connection, reason } => {
+                ElementAction::Close { connection, reason } => {
                     assert!(self.closed.insert(connection, reason).is_none());
                 }
-                Action::Identified { .. } => {}
-                Action::Event(event) => self.events.push(event),
+                ElementAction::Identified { .. } => {}
+                ElementAction::Event(event) => self.events.push(event),
             }
         }
         result

@@ -3,8 +3,8 @@
 use super::super::{Health, PeerState};
 use super::*;
 
-fn settings(peers: &[&str]) -> Settings {
-    Settings::new("pe1", "default", peers.iter().copied())
+fn settings(peers: &[&str]) -> ElementSettings {
+    ElementSettings::new("pe1", "default", peers.iter().copied())
 }
 
 fn states(world: &World) -> Vec<(&str, PeerState)> {
@@ -375,7 +375,7 @@ fn a_learned_location_is_sent_in_later_identities() {
 
 #[test]
 fn in_transport_mode_a_server_without_proxies_is_refused() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ElementSettings {
         require_proxies: true,
         ..settings(&["a:1"])
     });

@@ -6,7 +6,7 @@ use crate::model::{Ident, ManagedObject, Target};
 
 /// An element with a start policy of these URIs, whose objects have the value `old`.
 fn starting_with(uris: &[&str]) -> (World, ConnectionId) {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let old = |text: &&str| ManagedObject::new("class", uri(text)).with("p", "old");
     world.element.start_with(uris.iter().map(old).collect()).unwrap();
     (world, server)
@@ -79,7 +79,7 @@ fn a_released_resolve_leaves_no_start_policy_in_an_answered_one() {
 
 #[test]
 fn all_parts_of_a_long_answer_by_identifier_stay() {
-    let (mut world, server) = World::ready(Settings::default());
+    let (mut world, server) = World::ready(ElementSettings::default());
     let named = |text: &str| ManagedObject::new("class", uri(text)).with("name", "web");
     let start = vec![named("/s/1/").under("space", uri("/s/"))];
     world.element.start_with(start).unwrap();

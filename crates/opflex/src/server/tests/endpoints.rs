@@ -4,9 +4,9 @@ use super::*;
 use crate::server::{OnLeave, ServerLimits};
 
 fn world(on_leave: OnLeave) -> World {
-    World::new(Settings {
+    World::new(ServerSettings {
         on_leave,
-        ..Settings::default()
+        ..ServerSettings::default()
     })
 }
 
@@ -322,12 +322,12 @@ fn a_request_is_carried_out_completely_or_not_at_all() {
 
 #[test]
 fn the_number_of_endpoint_objects_is_limited() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             endpoint_objects: 2,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let pe = world.element("pe1");
     declare(&mut world, pe, &[ep("/ep/1/", 1), ep("/ep/2/", 1)], 60);
@@ -410,12 +410,12 @@ fn only_its_element_replaces_a_part_of_an_endpoint() {
 
 #[test]
 fn the_memory_of_endpoints_is_limited_with_a_share_for_each_element() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             endpoint_bytes: 200_000,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let pe = world.element("pe1");
     let long = |text: &str| object("ep", text, "x".repeat(60_000));
@@ -436,12 +436,12 @@ fn the_memory_of_endpoints_is_limited_with_a_share_for_each_element() {
 
 #[test]
 fn short_texts_with_many_values_are_limited_by_memory() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             endpoint_bytes: 4 << 20,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let pe = world.element("pe1");
     // 7,000 characters each, for which a map node of some 600 bytes is allocated a thousand times.

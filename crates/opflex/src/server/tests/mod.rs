@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 
-use super::{Action, ServerCore, Settings};
+use super::{Action, ServerCore, ServerSettings};
 use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject, Uri};
 use crate::peer::{CloseReason, ConnectionId};
@@ -30,7 +30,7 @@ pub(super) struct World {
 
 impl World {
     #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(settings: ServerSettings) -> Self {
         let now = Instant::now();
         Self {
             server: ServerCore::new(settings, now),

@@ -17,7 +17,7 @@ fn report(world: &mut World, client: ConnectionId, text: &str, value: impl Into<
 
 #[test]
 fn a_report_replaces_the_former_report() {
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     let (a, b) = (world.element("a"), world.element("b"));
     report(&mut world, a, "/stats/1/", 1);
     report(&mut world, b, "/stats/2/", "text");
@@ -39,12 +39,12 @@ fn a_report_replaces_the_former_report() {
 
 #[test]
 fn reports_are_exported_with_their_times_and_numbers() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         roll_up: vec![RollUp {
             interval: Duration::from_secs(10),
             keep: 5,
         }],
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let client = world.element("a");
     report(&mut world, client, "/other/", 0);
@@ -77,13 +77,13 @@ fn reports_are_exported_with_their_times_and_numbers() {
 
 #[test]
 fn beyond_the_limit_the_oldest_report_is_dropped() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             reports: 2,
             series: 1,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let client = world.element("a");
     for n in 0..4 {
@@ -100,7 +100,7 @@ fn beyond_the_limit_the_oldest_report_is_dropped() {
 
 #[test]
 fn a_malformed_report_has_no_effect() {
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     let client = world.element("a");
     let bad = object("stats", "/stats/2/", 1).under("x", uri("/elsewhere/"));
     let params = json!([{"observable": [object("stats", "/stats/1/", 1), bad]}]);
@@ -110,12 +110,12 @@ fn a_malformed_report_has_no_effect() {
 
 #[test]
 fn reports_are_limited_by_bytes_with_a_share_for_each_element() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             report_bytes: 200_000,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let (a, b) = (world.element("a"), world.element("b"));
     report(&mut world, b, "/stats/b/", 1);
@@ -144,7 +144,7 @@ fn reports_are_limited_by_bytes_with_a_share_for_each_element() {
 
 #[test]
 fn a_number_with_a_long_name_is_not_kept_over_time() {
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     let client = world.element("a");
     // Each report replaces the former one, but the numbers of an object stay.
     for n in 0..100 {
@@ -163,9 +163,9 @@ fn a_number_with_a_long_name_is_not_kept_over_time() {
 
 #[test]
 fn a_report_that_is_not_repeated_within_the_refresh_time_is_dropped() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         default_prr: Duration::from_secs(60),
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let client = world.element("a");
     report(&mut world, client, "/stats/1/", 1);
@@ -194,7 +194,7 @@ fn generation(agent: u64, classifier: u64, generation: u64) -> ManagedObject {
 
 #[test]
 fn the_generations_of_a_counter_are_one_report_and_one_series() {
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     let client = world.element("a");
     for n in 100..150 {
         let params = json!([{"observable": [generation(7, 1, n), generation(7, 2, n)]}]);
@@ -236,9 +236,9 @@ fn the_generations_of_a_counter_are_one_report_and_one_series() {
 /// three hours of virtual time; every minute one of them is another agent.
 #[test]
 fn an_observer_keeps_only_the_latest_reports() {
-    let settings = Settings {
+    let settings = ServerSettings {
         default_prr: Duration::from_secs(600),
-        ..Settings::default()
+        ..ServerSettings::default()
     };
     let mut world = World::new(settings.clone());
     let mut observer = Observer::new(&settings, None, world.now);

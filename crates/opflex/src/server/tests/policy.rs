@@ -5,7 +5,7 @@ use crate::model::{Format, Schema};
 use crate::server::ServerLimits;
 
 fn world() -> World {
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     world.put(vec![
         object("class4", "/class4/test/", "v0"),
         object("class6", "/class4/test/class6/test2/", "v0-child"),
@@ -61,7 +61,7 @@ fn a_resolve_is_answered_with_the_subtree_parents_first() {
 
 #[test]
 fn a_resolve_with_another_class_is_answered_without_an_error() {
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     let subnet = "/PolicyUniverse/PolicySpace/shop/GbpSubnets/web/GbpSubnet/one/";
     world.put(vec![
         ManagedObject::new("GbpSubnet", uri(subnet)).with("name", "one"),
@@ -419,12 +419,12 @@ fn a_client_may_resolve_a_uri_as_several_classes() {
 
 #[test]
 fn a_large_update_is_sent_in_pieces() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             update_objects: 10,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/x/", 60);
@@ -444,12 +444,12 @@ fn a_large_update_is_sent_in_pieces() {
 
 /// A server with a policy that is longer than one message, and the URIs of it.
 fn long() -> (World, Vec<String>) {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             message_bytes: 20_000,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let child = |n| object("class6", &format!("/class4/x/class6/{n:02}/"), "v".repeat(2000));
     let objects: Vec<_> = std::iter::once(object("class4", "/class4/x/", 1))
@@ -571,12 +571,12 @@ fn a_large_update_is_split_by_bytes() {
 
 #[test]
 fn the_memory_of_the_resolves_of_a_connection_is_limited() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             resolve_bytes: 3000,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let client = world.element("pe1");
     let long = format!("/class4/{}/", "x".repeat(600));
@@ -603,12 +603,12 @@ fn the_memory_of_the_resolves_of_a_connection_is_limited() {
 
 #[test]
 fn the_resolves_of_a_connection_are_limited() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         limits: ServerLimits {
             resolves: 2,
             ..ServerLimits::default()
         },
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let client = world.element("pe1");
     for n in 0..2 {
@@ -626,8 +626,8 @@ fn the_resolves_of_a_connection_are_limited() {
 #[test]
 fn a_model_file_refuses_unknown_classes() {
     let schema = Schema::read(b"{\"classes\":{\"class4\":{}}}", Format::Json).unwrap();
-    let mut world = World::new(Settings::default());
-    world.server = ServerCore::with_schema(Settings::default(), Some(&schema.into()), world.now);
+    let mut world = World::new(ServerSettings::default());
+    world.server = ServerCore::with_schema(ServerSettings::default(), Some(&schema.into()), world.now);
     let client = world.element("pe1");
     assert_eq!(resolve(&mut world, client, "/class4/x/", 60), json!([]));
     let unknown = json!([{"subject": "class5", "policy_uri": "/class5/x/", "prr": 60}]);
@@ -640,8 +640,8 @@ fn a_model_file_refuses_unknown_classes() {
 fn parts_of_endpoints_and_reports_that_the_model_lacks_are_left_out() {
     let schema = br#"{"classes":{"ep":{"properties":{"p":"i64"}}}}"#;
     let schema = Schema::read(schema, Format::Json).unwrap();
-    let mut world = World::new(Settings::default());
-    world.server = ServerCore::with_schema(Settings::default(), Some(&schema.into()), world.now);
+    let mut world = World::new(ServerSettings::default());
+    world.server = ServerCore::with_schema(ServerSettings::default(), Some(&schema.into()), world.now);
     let client = world.element("pe1");
     let mut known = object("ep", "/ep/1/", 1).with("new", "x");
     known.children = vec![uri("/ep/1/new/1/")];

@@ -5,7 +5,7 @@ use crate::message::{Method, Peer, Role};
 use crate::server::OnLeave;
 
 fn world() -> World {
-    World::new(Settings::default())
+    World::new(ServerSettings::default())
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn every_id_returns_untouched() {
 
 #[test]
 fn an_identity_is_answered_with_the_identity_and_the_list_of_servers() {
-    let mut settings = Settings::new("pr1", "default");
+    let mut settings = ServerSettings::new("pr1", "default");
     settings.location = Some("rack 1".to_owned());
     settings.locations.insert("pe1".to_owned(), "rack 2".to_owned());
     settings.peers.push(Peer {
@@ -76,7 +76,7 @@ fn an_identity_is_answered_with_the_identity_and_the_list_of_servers() {
 
 #[test]
 fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
-    let mut settings = Settings::default();
+    let mut settings = ServerSettings::default();
     settings.peers.push(Peer {
         role: vec![Role::OBSERVER],
         connectivity_info: "[2001:db8::1]:8009".to_owned(),
@@ -98,16 +98,16 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
 fn a_wrong_domain_is_refused_with_a_reason_and_any_domain_is_answered_with_itself() {
     let mut other = identity("pe1");
     other["domain"] = "openstack".into();
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     let client = world.connect();
     let answer = world.ask(client, "send_identity", json!([other]));
     assert_eq!(
         answer["error"]["message"],
         "the domain is \"default\" here, and \"openstack\" there"
     );
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         any_domain: true,
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let client = world.connect();
     let answer = world.ask(client, "send_identity", json!([other]));
@@ -116,7 +116,7 @@ fn a_wrong_domain_is_refused_with_a_reason_and_any_domain_is_answered_with_itsel
 
 #[test]
 fn a_name_in_invalid_utf_8_is_answered() {
-    let mut world = World::new(Settings::default());
+    let mut world = World::new(ServerSettings::default());
     let client = world.connect();
     let text = json!({"id": 1, "method": "send_identity", "params": [identity("h?st")]}).to_string() + "\0";
     let bytes: Vec<u8> = text
@@ -138,7 +138,7 @@ fn a_name_in_invalid_utf_8_is_answered() {
 
 #[test]
 fn a_server_without_roles_lists_only_other_servers() {
-    let mut settings = Settings::default();
+    let mut settings = ServerSettings::default();
     settings.roles.clear();
     let mut world = World::new(settings);
     let client = world.element("pe1");
@@ -191,9 +191,9 @@ fn each_fault_of_an_identity_has_its_error_code() {
             .is_some()
     );
 
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         lenient: true,
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     for params in too_long {
         let client = world.connect();
@@ -207,9 +207,9 @@ fn each_fault_of_an_identity_has_its_error_code() {
 
 #[test]
 fn a_location_can_be_required() {
-    let mut settings = Settings {
+    let mut settings = ServerSettings {
         require_location: true,
-        ..Settings::default()
+        ..ServerSettings::default()
     };
     let mut world = World::new(settings.clone());
     let client = world.connect();
@@ -377,10 +377,10 @@ fn names_can_be_made_unique() {
     let (first, _) = (world.element("pe1"), world.element("pe1"));
     assert_eq!(world.closed(first), None);
 
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         unique_names: true,
         on_leave: OnLeave::Remove,
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let (first, second) = (world.element("pe1"), world.element("pe1"));
     assert_eq!(
@@ -410,9 +410,9 @@ fn late_events_of_a_closed_connection_are_ignored() {
 
 #[test]
 fn with_name_from_certificate_an_element_has_the_name_of_its_certificate() {
-    let mut world = World::new(Settings {
+    let mut world = World::new(ServerSettings {
         name_from_certificate: true,
-        ..Settings::default()
+        ..ServerSettings::default()
     });
     let come = |world: &mut World, certified: Option<&str>| {
         let client = world.connect_certified(certified);

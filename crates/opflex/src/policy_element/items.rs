@@ -6,7 +6,7 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use super::event::ElementEvent;
-use super::settings::Settings;
+use super::settings::ElementSettings;
 use crate::message::{
     EndpointDeclare, EndpointUndeclare, Method, PerStore, Request, Resolve, Role, StateReport, Store,
 };
@@ -109,7 +109,7 @@ struct Call {
 
 /// All resolves, declarations and reports.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct Items {
     items: HashMap<Key, Item>,
     /// Declarations and reports, in the order in which they began.
     sent: BTreeMap<u64, Key>,
@@ -120,21 +120,21 @@ pub(super) struct Held {
     prr: Duration,
     /// The number of items with an alarm.
     alarms: usize,
-    resolves: PerStore<Index>,
+    resolves: PerStore<ResolveIndex>,
     /// The policies in the tree that are of the start policy, and that no server has sent.
     pub(super) start_objects: HashSet<Uri>,
 }
 
 /// Resolves by their topmost objects and by their identifiers.
 #[derive(Debug, Default)]
-struct Index {
+struct ResolveIndex {
     /// The resolves by the URIs of their topmost objects.
     roots: HashMap<Uri, OneOrMany<Key>>,
     idents: HashMap<Ident, OneOrMany<Key>>,
 }
 
-impl Held {
-    pub(super) fn new(settings: &Settings, mut random: Random) -> Self {
+impl Items {
+    pub(super) fn new(settings: &ElementSettings, mut random: Random) -> Self {
         Self {
             items: HashMap::new(),
             sent: BTreeMap::new(),
@@ -176,7 +176,7 @@ impl Held {
     }
 
     /// Adds a resolve, declaration or report. Returns false if it exists already.
-    pub(super) fn hold(&mut self, key: &Key, now: Instant) -> bool {
+    pub(super) fn add(&mut self, key: &Key, now: Instant) -> bool {
         if self.items.contains_key(key) {
             return false;
         }
@@ -252,8 +252,8 @@ impl Held {
     /// until a server has answered the resolve.
     pub(super) fn needs(&self, what: Store, uri: &Uri) -> bool {
         let is_start = what == Store::Policy && self.start_objects.contains(uri);
-        let mut holders = self.holders(what, uri);
-        holders.any(|key| !is_start || !self.is_answered(key))
+        let mut resolves = self.resolves_of(what, uri);
+        resolves.any(|key| !is_start || !self.is_answered(key))
     }
 
     pub(super) fn is_answered(&self, key: &Key) -> bool {
@@ -261,7 +261,7 @@ impl Held {
     }
 
     /// The resolves that cover an object.
-    pub(super) fn holders<'a>(&'a self, what: Store, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
+    pub(super) fn resolves_of<'a>(&'a self, what: Store, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
         let roots = &self.resolves[what].roots;
         let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
         texts.filter_map(|text| roots.get(text)).flat_map(OneOrMany::iter)
