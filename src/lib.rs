@@ -85,7 +85,6 @@
 
 // On docs.rs each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![forbid(unsafe_code)]
 #![deny(missing_docs)]
 #![cfg_attr(
     not(feature = "simulation"),

@@ -6,8 +6,6 @@
 //! | `agent` | the flags of an agent, and its run |
 //! | `networks` | the flags of tenants' networks |
 
-#![forbid(unsafe_code)]
-
 mod agent;
 mod networks;
 

@@ -1,7 +1,5 @@
 //! An agent alone, for small nodes: `ssntp agent` without pages, and without the other subcommands.
 
-#![forbid(unsafe_code)]
-
 use std::process::ExitCode;
 use std::sync::Arc;
 

@@ -93,7 +93,6 @@
 //! | `stepped` | [`SteppedAgent`]: an agent without threads, for programs with thousands of agents |
 
 #![deny(missing_docs)]
-#![forbid(unsafe_code)]
 
 mod control;
 pub mod driver;

@@ -12,8 +12,6 @@
 //! | `join` | the flags of a daemon that joins others through an etcd |
 //! | `receipt` | the answer to a sender: how many sessions received a frame |
 
-#![forbid(unsafe_code)]
-
 mod admin;
 mod allocator;
 mod application;

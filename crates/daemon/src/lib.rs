@@ -19,8 +19,6 @@
 //! | `signals` | SIGINT and SIGTERM |
 //! | `watched` | files that are read again when they change |
 
-#![forbid(unsafe_code)]
-
 pub mod choice;
 pub mod clock;
 pub mod connection;

@@ -48,7 +48,6 @@
 //! | `alone` | a network namespace for a test |
 
 #![deny(missing_docs)]
-#![forbid(unsafe_code)]
 
 #[cfg(test)]
 mod alone;

@@ -48,7 +48,6 @@
 //! `workload` has the keys that START and RESTART share, `label` the rules for names and labels of
 //! instances. FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
 
-#![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 /// Defines schemas that have the same fields.

@@ -58,7 +58,6 @@
 //! `issue` adds `Authority`. `encrypted-keys` reads private keys under a passphrase; it is a
 //! feature because it brings 24 crates.
 
-#![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 mod der;

@@ -42,7 +42,6 @@
 //! | `qmp` | the connection to a running machine |
 
 #![deny(missing_docs)]
-#![forbid(unsafe_code)]
 
 mod image;
 mod machine;

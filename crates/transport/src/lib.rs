@@ -39,7 +39,6 @@
 //! thread. A look-up of a name runs on `ssntp-lookup`. Each type says in its section
 //! "Threads" which calls block.
 
-#![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 #[cfg(not(any(feature = "aws-lc-rs", feature = "ring")))]

@@ -69,7 +69,6 @@
 //! | `subscribers` | the receivers of changes |
 //! | `error` | [`OrderError`], [`CommandError`] |
 
-#![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 mod bounds;

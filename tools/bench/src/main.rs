@@ -23,8 +23,6 @@
 //! | `report` | medians, lines of a table, JSON |
 //! | `failure`, `stop` | errors, signals |
 
-#![forbid(unsafe_code)]
-
 mod cases;
 mod child;
 mod failure;

@@ -6,8 +6,6 @@
 //! | `several` | schedulers that share an etcd, and a fault in the middle |
 //! | `soak` | a cluster of processes, under load while they are killed in turn |
 
-#![forbid(unsafe_code)]
-
 mod fleet;
 mod several;
 mod soak;
