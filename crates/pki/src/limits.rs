@@ -8,37 +8,44 @@ use x509_parser::extensions::KeyUsage;
 use crate::Role;
 use crate::{CertificateInfo, Fault, der, eku};
 
-/// The path length of a trusted authority: the number of authorities that may be below it.
+/// The name and the key of a trusted authority, and its path length: the number of authorities that
+/// may be below it. Its certificate may be renewed and the authority stays the same.
 #[derive(Clone, Debug)]
-pub(crate) struct PathLength {
+pub(crate) struct TrustedIssuer {
     subject: Vec<u8>,
-    longest: usize,
+    key: Vec<u8>,
+    longest: Option<usize>,
 }
 
-impl PathLength {
-    pub(crate) fn of(authority: &CertificateInfo) -> Result<Option<Self>, Fault> {
+impl TrustedIssuer {
+    pub(crate) fn of(authority: &CertificateInfo) -> Result<Self, Fault> {
         let parsed = der::certificate(&authority.der)?;
         check_issuer(&parsed)?;
         let constraints = parsed
             .basic_constraints()
             .map_err(der::broken("basic constraints"))?;
         let longest = constraints.and_then(|extension| extension.value.path_len_constraint);
-        Ok(longest.map(|longest| Self {
+        Ok(Self {
             subject: parsed.subject().as_raw().to_vec(),
-            longest: usize::try_from(longest).unwrap_or(usize::MAX),
-        }))
+            key: parsed.public_key().raw.to_vec(),
+            longest: longest.map(|longest| usize::try_from(longest).unwrap_or(usize::MAX)),
+        })
+    }
+
+    fn is(&self, shown: &X509Certificate<'_>) -> bool {
+        self.subject == shown.subject().as_raw() && self.key == shown.public_key().raw
     }
 }
 
-/// Checks the limits of a chain. The caller has to check the signatures. `intermediates` must not
-/// hold a trusted authority.
+/// Checks the limits of a chain. The caller has to check the signatures. Some peers show trusted
+/// authorities as well, which count in no path.
 ///
 /// It is unknown here which of them are on the path to a trusted authority. So the limits of all shown
 /// certificates apply, and an additional certificate can never loosen a limit.
 pub(crate) fn check(
     first: &CertificateDer<'_>,
-    intermediates: &[&CertificateDer<'_>],
-    authorities: &[PathLength],
+    intermediates: &[CertificateDer<'_>],
+    authorities: &[TrustedIssuer],
 ) -> Result<(), Fault> {
     let first = der::certificate(first)?;
     if !der::key_may(&first, KeyUsage::digital_signature)? {
@@ -49,7 +56,8 @@ pub(crate) fn check(
     let mut below = 0;
     let parsed = intermediates.iter().map(|shown| der::certificate(shown));
     let parsed: Vec<X509Certificate<'_>> = parsed.collect::<Result<_, _>>()?;
-    for issuer in &parsed {
+    let is_trusted = |shown: &&X509Certificate<'_>| authorities.iter().any(|trusted| trusted.is(shown));
+    for issuer in parsed.iter().filter(|shown| !is_trusted(shown)) {
         check_issuer(issuer)?;
         if let Some(usages) = eku::usages(issuer)?
             && !usages.any
@@ -64,12 +72,14 @@ pub(crate) fn check(
         below += usize::from(issuer.subject().as_raw() != issuer.issuer().as_raw());
         issuers.push(issuer.issuer().as_raw());
     }
-    let too_long =
-        |authority: &PathLength| below > authority.longest && issuers.contains(&authority.subject.as_slice());
-    match authorities.iter().any(too_long) {
-        true => Err(Fault::PathTooLong),
-        false => Ok(()),
+    let too_long = |authority: &TrustedIssuer| {
+        let is_too_long = authority.longest.is_some_and(|longest| below > longest);
+        is_too_long && issuers.contains(&authority.subject.as_slice())
+    };
+    if authorities.iter().any(too_long) {
+        return Err(Fault::PathTooLong);
     }
+    Ok(())
 }
 
 /// Checks that the key usage of an authority allows keyCertSign.

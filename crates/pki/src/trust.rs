@@ -10,7 +10,7 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
 use crate::Role;
-use crate::limits::{self, PathLength};
+use crate::limits::{self, TrustedIssuer};
 use crate::revocation::{Revocation, RevocationLists};
 use crate::{
     CertificateInfo, Error, Fault, Host, Identity, RevocationList, algorithms, der, provider, store,
@@ -28,7 +28,7 @@ struct Inner {
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateInfo>,
     names: Vec<Host>,
-    path_lengths: Vec<PathLength>,
+    issuers: Vec<TrustedIssuer>,
     revocation: Option<Revocation>,
 }
 
@@ -97,7 +97,7 @@ impl Trust {
     pub(crate) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
         let mut roots = RootCertStore::empty();
         let mut names: Vec<Host> = Vec::new();
-        let mut path_lengths = Vec::new();
+        let mut issuers = Vec::new();
         for authority in &authorities {
             if !authority.is_authority {
                 let subject = authority.subject.clone();
@@ -105,7 +105,7 @@ impl Trust {
             }
             let bad = |error: rustls::Error| Fault::BadCertificate(error.to_string());
             roots.add(authority.der.clone()).map_err(bad)?;
-            path_lengths.extend(PathLength::of(authority)?);
+            issuers.push(TrustedIssuer::of(authority)?);
             for host in &authority.hosts {
                 if !names.contains(host) {
                     names.push(host.clone());
@@ -116,7 +116,7 @@ impl Trust {
             roots: Arc::new(roots),
             authorities,
             names,
-            path_lengths,
+            issuers,
             revocation: None,
         })))
     }
@@ -257,7 +257,7 @@ impl Trust {
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
     ) -> Result<(), Fault> {
-        limits::check(first, &self.between(intermediates), &self.0.path_lengths)
+        limits::check(first, intermediates, &self.0.issuers)
     }
 
     /// A further part of [`verify`](Self::verify): that neither the certificate nor an intermediate one is
@@ -285,8 +285,7 @@ impl Trust {
         }
     }
 
-    /// The shown certificates without those of trusted authorities, which some peers show as well and
-    /// which count in no path.
+    /// The shown certificates without those that are trusted themselves, which no list revokes.
     fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
         let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
         shown.iter().filter(|der| !trusted(der)).collect()

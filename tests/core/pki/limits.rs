@@ -91,6 +91,29 @@ fn the_path_length_of_a_trusted_authority_counts() {
 }
 
 #[test]
+fn an_authority_is_the_same_one_with_a_renewed_certificate() {
+    let root = issuing("root", None, None, Vec::new());
+    let between = issuing("between", Some(&root), Some(0), Vec::new());
+    let trust = Trust::from_der(&[root.der.clone(), between.der.clone()]).unwrap();
+    let renewed = |name: &str, year: i32| {
+        let mut params = named(name, Vec::new());
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(between.issuer.key(), &root.issuer);
+        certificate.unwrap().der().clone()
+    };
+    let leaf = issued(&between, &[1], None).0;
+    // A copy that has expired does not matter, because the trusted one is valid.
+    for year in [2001, 2090] {
+        let chain = [leaf.clone(), renewed("between", year)];
+        assert_eq!(trust.verify(&chain).map(drop), Ok(()), "{year}");
+    }
+    // The same key under another name is another authority.
+    let chain = [leaf, renewed("other", 2090)];
+    assert_eq!(trust.verify(&chain).map(drop), Err(Fault::PathTooLong));
+}
+
+#[test]
 fn an_issuer_gives_only_roles_that_its_own_usage_has() {
     let root = issuing("root", None, None, Vec::new());
     let verify = |usages, arcs: &[u64]| {
