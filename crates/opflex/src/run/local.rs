@@ -38,8 +38,8 @@ pub(super) fn start(
             debug!(target: target, "a connection of {name} ended: {e}");
         }
     });
-    Acceptance::start(socket.listen()?, name, target, most, slots::PATIENCE, serve)
-        .map_err(StartError::Thread)
+    let patience = slots::WHOLE_CONNECTION;
+    Acceptance::start(socket.listen()?, name, target, most, patience, serve).map_err(StartError::Thread)
 }
 
 /// Passes the messages of a client to `answer` until the client disconnects, or is silent for `idle`.

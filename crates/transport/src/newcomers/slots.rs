@@ -25,6 +25,11 @@ pub struct Patience {
     pub silent: Duration,
     /// In all waits together, so that a peer gains no time by sending single bytes.
     pub in_sum: Duration,
+    /// A handshake that takes longer than this, without the time that it waits for its peer, halves the
+    /// number of slots: this host computes too many at a time, and peers would give up before any is done. A
+    /// handshake that takes less than half of it allows one slot more, up to the maximum. `None` if the number
+    /// stays, because a slot is used for more than a handshake.
+    pub too_long: Option<Duration>,
 }
 
 /// An honest peer answers within a round trip and some milliseconds, three times in a handshake. Its
@@ -35,6 +40,12 @@ pub const PATIENCE: Patience = Patience {
     first: Duration::from_millis(10),
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
+    too_long: Some(Duration::from_secs(1)),
+};
+/// For programs on the same host whose whole connection is served on its slot.
+pub const WHOLE_CONNECTION: Patience = Patience {
+    too_long: None,
+    ..PATIENCE
 };
 /// For clients whose whole request fits into a packet and arrives with the connection. A thousand
 /// silent clients then take about a second.
@@ -42,11 +53,8 @@ pub const BRIEF: Patience = Patience {
     first: Duration::from_millis(20),
     silent: Duration::from_millis(20),
     in_sum: Duration::from_millis(200),
+    too_long: None,
 };
-/// A handshake that takes longer than this, without the time that it waits for its peer, halves the number of
-/// slots: this host computes too many at a time, and peers would give up before any is done. A handshake that
-/// takes less than half of it allows one slot more, up to the maximum.
-const TOO_LONG: Duration = Duration::from_secs(1);
 /// The interval at which an accept thread checks for a handshake to cut, while all slots are used.
 pub const LOOK: Duration = Duration::from_millis(5);
 
@@ -172,10 +180,13 @@ impl<P> Slots<P> {
         let Some((_, progress)) = self.taken.remove(&slot) else {
             return;
         };
+        let Some(too_long) = self.patience.too_long else {
+            return;
+        };
         let computed = now.saturating_duration_since(progress.began + progress.waited);
-        if computed > TOO_LONG {
+        if computed > too_long {
             self.limit = (self.limit / 2).max(1);
-        } else if computed < TOO_LONG / 2 {
+        } else if computed < too_long / 2 {
             self.limit = (self.limit + 1).min(self.max);
         }
     }

@@ -2,7 +2,7 @@ use std::sync::atomic::AtomicUsize;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 
-use super::slots::{BRIEF, PATIENCE, Slots};
+use super::slots::{BRIEF, PATIENCE, Slots, WHOLE_CONNECTION};
 use super::*;
 use crate::socket::memory;
 use crate::socket::memory::{Faults, MemoryListener, MemoryStream};
@@ -14,11 +14,13 @@ const NONE: Patience = Patience {
     first: Duration::ZERO,
     silent: Duration::ZERO,
     in_sum: LONG,
+    too_long: PATIENCE.too_long,
 };
 const ENDLESS: Patience = Patience {
     first: LONG,
     silent: LONG,
     in_sum: LONG,
+    too_long: PATIENCE.too_long,
 };
 
 fn handshakes(max: usize, serve: Box<Serve>, spawn: Box<Spawn>, patience: Patience) -> Handshakes {
@@ -504,4 +506,15 @@ fn fewer_handshakes_are_made_at_a_time_while_this_host_has_no_time_for_them() {
         slots.give_back(slot, at(3300));
     }
     assert_eq!(slots.limit, 64, "each that is quick allows one more");
+}
+
+#[test]
+fn connections_that_are_served_on_their_slots_do_not_lower_the_number_of_slots() {
+    let begin = now();
+    for patience in [WHOLE_CONNECTION, BRIEF] {
+        let mut slots = Slots::new(20, patience);
+        let slot = slots.take((), begin).unwrap();
+        slots.give_back(slot, begin + Duration::from_secs(3600));
+        assert_eq!(slots.limit, 20);
+    }
 }
