@@ -1,7 +1,7 @@
 //! The file in which policy is kept, and the thread that writes it.
 //!
 //! ```text
-//!  dispatcher ── changed() ───────▶ keeper ── Calls that copy policy in steps ─▶ dispatcher
+//!  dispatcher ── changed() ───────▶ keeper ── Calls that read policy in steps ─▶ dispatcher
 //!  editing ── wait() ──────────────▶   │ appends to the journal, or writes all policy
 //! ```
 //!
@@ -26,8 +26,8 @@ use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};
 
-/// Copies the present policy.
-pub(super) type Copy = Box<dyn Fn() -> Result<Vec<ManagedObject>, CallError> + Send>;
+/// Makes the text of the file: the present policy as JSON.
+pub(super) type Text = Box<dyn Fn() -> Result<Vec<u8>, CallError> + Send>;
 
 /// The pause after a failed write: the first one, and the longest.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
@@ -106,7 +106,7 @@ impl KeeperSender {
 }
 
 impl Keeper {
-    pub(super) fn start(path: PathBuf, copy: Copy) -> io::Result<Self> {
+    pub(super) fn start(path: PathBuf, text: Text) -> io::Result<Self> {
         let (wake, woken) = crossbeam_channel::bounded(1);
         let (stop, stopped) = crossbeam_channel::bounded(0);
         // Bounded by the number of threads that wait. It drops its callers with its receiver, which a
@@ -119,7 +119,7 @@ impl Keeper {
         };
         let shared = sender.clone();
         let thread = threads::joined("opflex-keep", move || {
-            run(&path, &copy, &shared, &woken, &waiting, &stopped)
+            run(&path, &text, &shared, &woken, &waiting, &stopped)
         })?;
         Ok(Self {
             sender,
@@ -141,7 +141,7 @@ struct Failed {
 
 fn run(
     path: &Path,
-    copy: &Copy,
+    text: &Text,
     sender: &KeeperSender,
     woken: &Receiver<()>,
     waiting: &Receiver<Sender<Option<String>>>,
@@ -162,7 +162,7 @@ fn run(
         };
         if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
             if journal.is_some_and(|journal| journal.is_used())
-                && let Err(e) = write(path, copy)
+                && let Err(e) = write(path, text)
             {
                 warn!(target: LOG, "{}: not written at the stop, its edits stay in the journal: {e}", path.display());
             }
@@ -186,7 +186,7 @@ fn run(
             .filter(|journal| pending.objects <= MAX_OBJECTS && journal.is_appendable(path));
         let kept = match usable {
             Some(mut usable) => usable.append(&pending.edits).map(|()| usable),
-            None => write(path, copy),
+            None => write(path, text),
         };
         let result = kept.map(|kept| journal = Some(kept));
         failed = match (result, failed) {
@@ -213,13 +213,12 @@ fn run(
 }
 
 /// Writes all policy, and begins its journal.
-fn write(path: &Path, copy: &Copy) -> io::Result<Journal> {
-    let objects = copy().map_err(io::Error::other)?;
-    let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
+fn write(path: &Path, text: &Text) -> io::Result<Journal> {
+    let text = text().map_err(io::Error::other)?;
     // `replace` renames a new file, so that a crash leaves the former policy or the new one.
-    replace(path, text.as_bytes())?;
+    replace(path, &text)?;
     journal::remove(path);
-    Ok(Journal::begin(path, text.as_bytes()))
+    Ok(Journal::begin(path, &text))
 }
 
 /// Reads the kept policy. `None` if there is no file.
@@ -240,10 +239,10 @@ mod tests {
 
     #[test]
     fn a_caller_that_waits_after_a_stop_or_a_panic_gets_an_error() {
-        let panics: Copy = Box::new(|| panic!("on purpose: the test wants it"));
-        for (copy, is_kept) in [(Box::new(|| Ok(Vec::new())) as Copy, true), (panics, false)] {
+        let panics: Text = Box::new(|| panic!("on purpose: the test wants it"));
+        for (text, is_kept) in [(Box::new(|| Ok(b"[]".to_vec())) as Text, true), (panics, false)] {
             let directory = tempfile::tempdir().unwrap();
-            let keeper = Keeper::start(directory.path().join("kept"), copy).unwrap();
+            let keeper = Keeper::start(directory.path().join("kept"), text).unwrap();
             let sender = keeper.sender();
             let edit = serde_json::from_str(r#"{"delete": ["/a/"], "put": []}"#).unwrap();
             sender.changed(vec![edit]);

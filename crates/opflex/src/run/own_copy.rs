@@ -8,12 +8,13 @@
 
 use std::collections::{HashMap, HashSet};
 
+use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::config::CallError;
 use super::server_side::{ServerEvents, call};
 use crate::message::Store;
-use crate::model::{Edit, ManagedObject, ObjectRef, Piece, Tree, Uri};
+use crate::model::{Edit, Format, ManagedObject, ObjectRef, Piece, Tree, Uri};
 
 /// The maximum number of objects in one piece of an edit.
 const PIECE: usize = 1000;
@@ -41,6 +42,32 @@ pub(super) fn copy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObject>), C
     call(events, |cx| {
         (cx.core().policy_revision(), cx.core().policy().to_objects())
     })
+}
+
+/// The policy as the text of a file. It is made in steps, so that no second copy of all objects is made.
+pub(super) fn text(events: &ServerEvents) -> Result<Vec<u8>, CallError> {
+    for _ in 0..ATTEMPTS {
+        let mut text = Vec::new();
+        let mut serializer = serde_json::Serializer::pretty(&mut text);
+        let mut list = serializer.serialize_seq(None).map_err(unwritable)?;
+        let mut written = Ok(());
+        let revision = visit(events, |object| {
+            if written.is_ok() {
+                written = list.serialize_element(&object);
+            }
+        })?;
+        written.and_then(|()| list.end()).map_err(unwritable)?;
+        if revision.is_some() {
+            text.push(b'\n');
+            return Ok(text);
+        }
+    }
+    let text = ManagedObject::write_all(&copy(events)?.1, Format::Json);
+    text.map(String::into_bytes).map_err(unwritable)
+}
+
+fn unwritable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {
+    CallError::Keep(std::io::Error::other(error))
 }
 
 /// Passes each object of the policy to `each`, in steps, and returns the revision. `None` if policy has

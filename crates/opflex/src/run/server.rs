@@ -113,8 +113,8 @@ impl Server {
         let keeper = match &config.keep {
             Some(path) => {
                 let source = events.clone();
-                let copy = Box::new(move || own_copy::copy(&source).map(|(_, objects)| objects));
-                Some(Keeper::start(path.clone(), copy).map_err(StartError::Thread)?)
+                let text = Box::new(move || own_copy::text(&source));
+                Some(Keeper::start(path.clone(), text).map_err(StartError::Thread)?)
             }
             None => None,
         };
