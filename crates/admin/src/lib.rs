@@ -1,8 +1,8 @@
 //! Pages about a running process, over HTTP: metrics for Prometheus, health, sessions.
 //!
 //! ```text
-//!  curl, Prometheus ─▶ accept thread ─▶ connection's thread ── page ──▶ answer
-//!                      (admin-accept)    (admin-shake)  │  ▲
+//!  curl, Prometheus ─────────────────▶ connection's thread ── page ──▶ answer
+//!                                        (admin-shake)  │  ▲
 //!                                                wanted │  │ a snapshot, at most a second old
 //!                                                       ▼  │
 //!                          ssntp-figures ── calls ──▶ the source: a server's handle

@@ -2,10 +2,10 @@
 //! mutual TLS for others.
 //!
 //! ```text
-//!  client ─▶ NAME-accept ─▶ NAME-shake ── Request ──▶ Service ── Reply ──▶ an answer
-//!                           32 at most                             │
-//!                                                                  └─▶ NAME-stream ─▶ parts
-//!                                                                      as many as the service says
+//!  client ─▶ NAME-shake ── Request ──▶ Service ── Reply ──▶ an answer
+//!            32 at most                             │
+//!                                                   └─▶ NAME-stream ─▶ parts
+//!                                                       as many as the service says
 //! ```
 //!
 //! A [`Service`] makes the answers. The module enforces these limits on its clients:

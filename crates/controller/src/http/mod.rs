@@ -109,7 +109,7 @@ impl ApiConfig {
 /// The API and the pages of a controller.
 ///
 /// # Threads
-/// It owns its threads: those of [`ssntp_admin::http`], named `http-accept`, `http-shake` and
+/// It owns its threads: those of [`ssntp_admin::http`], named `http-shake` and
 /// `http-stream`, and `http-picture`, which makes pictures of the cluster on demand. Dropping it
 /// ends all of them.
 #[derive(Debug)]
