@@ -127,8 +127,8 @@ pub struct View {
     pub acting: Option<Acting>,
     /// The documents by their names.
     pub documents: BTreeMap<String, Document>,
-    /// If the engine does not answer: the time since which it does not, and the last error. The rest
-    /// of the view is as of that time.
+    /// If the engine does not answer all requests that are due, such as readings: the time since which it
+    /// does not, and the last error. The rest of the view is as of that time.
     pub away: Option<(Instant, EngineError)>,
     /// The time at which the last keep-alive of this leader was sent. The lease counts from then.
     pub kept: Option<Instant>,
@@ -147,7 +147,7 @@ impl View {
 /// The next thing to do for the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Send this request, and pass the answer to [`Machine::answered`].
+    /// Send this request, and pass the answer to [`Machine::handle_answer`].
     Ask(Request),
     /// Wait until this time.
     At(Instant),
@@ -191,7 +191,7 @@ impl Holder {
 }
 
 /// The state machine. Send the requests that [`next`](Self::next) returns, one at a time, and pass
-/// the answers to [`answered`](Self::answered).
+/// the answers to [`handle_answer`](Self::handle_answer).
 #[derive(Debug)]
 pub struct Machine {
     join: Join,
@@ -350,11 +350,16 @@ impl Machine {
                 Some(_) => {}
             }
         }
+        // Every request that was due has been answered. One of a kind that is answered does not end
+        // this: an engine may keep a lease alive and refuse to be read.
+        if let Some((since, _)) = self.view.away.take() {
+            info!(target: LOG, "the engine answers again after {} s", (now - since).as_secs());
+        }
         Next::At(wait)
     }
 
     /// Handles the answer to a request that was sent at the time `sent`.
-    pub fn answered(
+    pub fn handle_answer(
         &mut self,
         request: &Request,
         sent: Instant,
@@ -362,12 +367,7 @@ impl Machine {
         answer: Result<Answer, EngineError>,
     ) {
         match answer {
-            Ok(answer) => {
-                if let Some((since, _)) = self.view.away.take() {
-                    info!(target: LOG, "the engine answers again after {} s", (now - since).as_secs());
-                }
-                self.take(request, sent, now, answer);
-            }
+            Ok(answer) => self.take(request, sent, now, answer),
             Err(why) => {
                 if why == EngineError::NoLease {
                     self.lose(request);
@@ -608,5 +608,50 @@ fn put(key: String, value: &impl Serialize, lease: Lease, when: When) -> Request
         value: serde_json::to_vec(value).unwrap_or_default(),
         lease: Some(lease),
         when,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryEngine;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any time will do")]
+    fn an_engine_that_keeps_leases_alive_and_refuses_readings_is_away() {
+        let member = Member {
+            uuid: Uuid::from_u128(1),
+            incarnation: 1,
+            addresses: Vec::new(),
+            version: String::new(),
+            token: 0,
+        };
+        let mut machine = Machine::new(Join { member, leads: true });
+        let (engine, start) = (MemoryEngine::new(), Instant::now());
+        let mut now = start;
+        let mut run = |refuses: bool, seconds: u64| {
+            let (end, mut away) = (now + Duration::from_secs(seconds), Vec::new());
+            while now < end {
+                match machine.next(now) {
+                    Next::Ask(Request::Read) if refuses => {
+                        let why = EngineError::Credentials("no right to read".to_owned());
+                        machine.handle_answer(&Request::Read, now, now, Err(why));
+                    }
+                    Next::Ask(request) => {
+                        machine.handle_answer(&request, now, now, engine.ask_at(now, &request));
+                    }
+                    Next::At(at) => now = at,
+                    Next::Left => break,
+                }
+                away.push(machine.view().away.as_ref().map(|(since, _)| *since));
+            }
+            away
+        };
+        assert!(run(false, 10).iter().all(Option::is_none));
+        let away = run(true, 10);
+        let begin = away.iter().position(Option::is_some).unwrap();
+        assert!(away[begin].is_some_and(|since| since >= start));
+        assert!(away[begin..].iter().all(|since| *since == away[begin]), "{away:?}");
+        assert_eq!(run(false, 10).last(), Some(&None));
     }
 }

@@ -268,7 +268,7 @@ fn step(machine: &mut Machine, engine: &mut dyn Engine) -> Instant {
         Next::Ask(request) => {
             let sent = now();
             let answer = engine.ask(&request);
-            machine.answered(&request, sent, now(), answer);
+            machine.handle_answer(&request, sent, now(), answer);
             sent
         }
         Next::At(at) => at,

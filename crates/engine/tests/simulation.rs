@@ -221,7 +221,7 @@ impl World {
                     .take_if(|waits| *waits == id)
                     .is_some()
                 {
-                    self.processes[at].machine.answered(&request, sent, clock, answer);
+                    self.processes[at].machine.handle_answer(&request, sent, clock, answer);
                     self.step(at);
                 }
             }
@@ -393,7 +393,7 @@ fn a_leader_stays_a_member_however_long_its_calls_take_and_while_documents_are_w
                     let sent = now;
                     let answer = engine.ask_at(now + half, &request);
                     now += 2 * half;
-                    machine.answered(&request, sent, now, answer);
+                    machine.handle_answer(&request, sent, now, answer);
                 }
                 Next::At(at) => now = at,
                 Next::Left => panic!("it has left"),

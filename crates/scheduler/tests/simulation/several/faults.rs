@@ -120,7 +120,7 @@ impl World {
                     && server.waits_for.take_if(|waits| *waits == id).is_some()
                 {
                     let clock = server.clock(now);
-                    server.machine.answered(&request, sent, clock, answer);
+                    server.machine.handle_answer(&request, sent, clock, answer);
                 }
             }
             Event::Pause(at, length) => {
