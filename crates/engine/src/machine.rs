@@ -651,7 +651,10 @@ mod tests {
         let away = run(true, 10);
         let begin = away.iter().position(Option::is_some).unwrap();
         assert!(away[begin].is_some_and(|since| since >= start));
-        assert!(away[begin..].iter().all(|since| *since == away[begin]), "{away:?}");
+        assert!(
+            away[begin..].iter().all(|since| *since == away[begin]),
+            "{away:?}"
+        );
         assert_eq!(run(false, 10).last(), Some(&None));
     }
 }

@@ -221,7 +221,9 @@ impl World {
                     .take_if(|waits| *waits == id)
                     .is_some()
                 {
-                    self.processes[at].machine.handle_answer(&request, sent, clock, answer);
+                    self.processes[at]
+                        .machine
+                        .handle_answer(&request, sent, clock, answer);
                     self.step(at);
                 }
             }

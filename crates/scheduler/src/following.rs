@@ -465,6 +465,37 @@ mod tests {
     }
 
     #[test]
+    fn a_command_overtakes_neither_the_transfer_nor_an_earlier_command() {
+        let (mut test, controller) = without_leader();
+        let (mut following, now) = (Following::default(), test.now());
+        let (leader, stop, stats) = (
+            Uuid::from_u128(9),
+            Frame::new(Command::STOP),
+            Frame::new(Command::STATS),
+        );
+        test.with(|cx| {
+            let mut log = ssntp_transport::LogLimit::default();
+            let out = &mut Out::new(cx, &mut log);
+            let mut is_passed = |following: &mut Following, frame: &Frame| {
+                let mut passed = None;
+                let frames = std::iter::once(frame.clone());
+                following.pass_or_park(out, Some(leader), &controller, frames, |_, to| {
+                    passed = Some(to);
+                    Ok(())
+                });
+                passed == Some(leader)
+            };
+            following.begin_transfer(leader, now);
+            assert!(is_passed(&mut following, &stats), "clients send reports again");
+            assert!(!is_passed(&mut following, &stop));
+            following.end_transfer();
+            assert!(!is_passed(&mut following, &stop), "the first one is parked");
+            assert_eq!(following.take_parked().len(), 2);
+            assert!(is_passed(&mut following, &stop));
+        });
+    }
+
+    #[test]
     fn last_frames_of_a_client_are_kept_and_its_events_are_bounded() {
         let mut following = Following::default();
         let client = Uuid::from_u128(1);

@@ -276,10 +276,41 @@ pub(super) fn own_controllers(cx: &Context<'_>) -> Vec<Uuid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::StartState;
     use crate::{Scheduler, SchedulerConfig};
     use ssntp::proto::{Event, Frame, FrameKind};
     use ssntp::testkit::{HandlerTest, Testkit};
     use ssntp_engine::{Join, Member, Membership, MemoryEngine};
+
+    #[test]
+    fn a_term_leaves_its_intents_to_the_next_one_and_waits_for_all_reports_with_its_own() {
+        let (mut term, mut following, now) = (Term::default(), Following::default(), now());
+        let [instance, node, server] = [1, 2, 3].map(Uuid::from_u128);
+        let intent = Intent {
+            instance,
+            node: Some(node),
+            state: StartState::GivenUp,
+        };
+        let acting = |token| Acting {
+            token,
+            until: now + SYNC_TIME,
+        };
+        assert_eq!(term.begin(acting(1), now), []);
+        term.await_reports(server);
+        following.begin_transfer(Uuid::nil(), now);
+        assert!(!term.end_sync(&following, now));
+        term.handle_synced(server);
+        assert!(!term.end_sync(&following, now), "its own reports are missing");
+        following.end_transfer();
+        assert!(term.end_sync(&following, now) && !term.is_syncing());
+        assert!(!term.end_sync(&following, now), "it has ended before");
+
+        term.end(vec![intent.clone()]);
+        assert_eq!((term.is_leading(), term.token()), (false, None));
+        assert_eq!(term.begin(acting(2), now), [intent]);
+        following.begin_transfer(Uuid::nil(), now);
+        assert!(term.end_sync(&following, now + SYNC_TIME), "it waits no longer");
+    }
 
     #[test]
     fn a_term_that_begins_as_a_controller_connects_shows_it_the_cluster_once() {

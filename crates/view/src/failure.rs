@@ -107,6 +107,7 @@ impl Failure {
             "already_running" => "it runs already",
             "instance_exists" => "it is there already, and stopped",
             "no_leader" => "no scheduler leads",
+            "unknown" => "it may be stored or not, because the answer of the engine was lost",
             "no_answer" => "its node has not said what became of it",
             "already_stopped" => "it has stopped already",
             "already_attached" => "it is attached already",

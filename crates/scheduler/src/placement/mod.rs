@@ -35,6 +35,7 @@ use self::ring::{Rings, Room, State};
 use ssntp::Role;
 use ssntp_cluster::Needs;
 use ssntp_payload::Ready;
+use ssntp_transport::excerpt;
 
 /// The length limit of a host name on Linux, in bytes.
 const MAX_HOSTNAME: usize = 255;
@@ -301,6 +302,18 @@ impl Placement {
         }
         let waiting = found(State::Waiting).and_then(|slot| self.node(slot));
         waiting.map_or(Verdict::NoRoom, |node| Verdict::Wait(node.uuid))
+    }
+
+    /// The node that a START names, if none that is connected is called so: a sentence.
+    pub fn missing(&self, needs: &Needs) -> Option<String> {
+        let (id, hostname) = (&needs.node_id, &needs.hostname);
+        let is_there = |uuid| self.by_uuid.contains_key(&uuid);
+        if !id.is_empty() && !id.uuid().is_some_and(is_there) {
+            return Some(format!("no node {} is connected", excerpt(id)));
+        }
+        let is_called = self.by_hostname.contains_key(&hostname.to_ascii_lowercase());
+        let is_missing = !hostname.is_empty() && !is_called;
+        is_missing.then(|| format!("no connected node has the host name {}", excerpt(hostname)))
     }
 
     /// Makes an allocation on this node, if it accepts a START now and this one fits.

@@ -295,7 +295,11 @@ impl Starts {
         self.figures.failed(reason.word(), start.received, out.now());
         self.instances.refused(start.instance);
         self.maybe_gone.push(start.instance);
-        out.tell_controllers(&start.failure(reason));
+        let mut failure = start.failure(reason);
+        if failure.reason == StartFailureReason::FullCloud {
+            failure.detail = self.placement.missing(&start.needs).unwrap_or_default();
+        }
+        out.tell_controllers(&failure);
     }
 
     /// Sends a START to the node that was found; returns the START if that fails.

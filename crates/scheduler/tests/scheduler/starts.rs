@@ -66,6 +66,31 @@ fn a_start_that_fits_no_node_fails_with_full_cloud() {
     drop(node);
 }
 
+#[test]
+fn a_misspelt_node_is_named_in_the_failure() {
+    let cluster = Cluster::opportunistic();
+    let mut controller = cluster.controller();
+    let _node = cluster.node(1000, &mut [&mut controller]);
+    let rows: [(&dyn Fn(&mut Start), &str); 3] = [
+        (
+            &|s| s.requirements.node_id = "rack1".into(),
+            "no node rack1 is connected",
+        ),
+        (
+            &|s| s.requirements.hostname = "elsewhere".into(),
+            "no connected node has the host name elsewhere",
+        ),
+        (&|s| s.requirements.mem_mb = 1001, ""),
+    ];
+    for (change, detail) in rows {
+        let mut start = start(1);
+        change(&mut start);
+        controller.send_payload(&start);
+        let failure = expect_failure(&mut controller, &start, Reason::FullCloud);
+        assert_eq!(failure.detail, detail);
+    }
+}
+
 fn controller_uuid() -> ssntp::payload::Id {
     Uuid::from_u128(0xc0).into()
 }

@@ -343,6 +343,34 @@ fn a_leader_that_has_lost_its_lease_follows_and_no_session_ends() {
 }
 
 #[test]
+fn a_leader_that_leads_again_itself_knows_its_starts_and_takes_the_commands_of_the_meantime() {
+    let (_engine, all) = several(1);
+    let mut controller = all[0].connect(Role::CONTROLLER);
+    let mut agent = all[0].connect(Role::AGENT);
+    let instance = starts(&mut controller, &mut agent);
+    agent.send_payload(&ready(agent.uuid, 1000));
+    let token = |one: &One| one.joined.membership.view().acts(Instant::now());
+    let before = token(&all[0]);
+    all[0].is_cut.store(true, Ordering::Relaxed);
+    await_that("it leads no more", || token(&all[0]).is_none());
+    // These wait for the leader, and the first START is still in flight.
+    let mut same = start(10);
+    same.instance_uuid = instance;
+    let other = start(100);
+    controller.send_payload(&same);
+    controller.send_payload(&other);
+    all[0].is_cut.store(false, Ordering::Relaxed);
+    // Often with the same lease, and so with the same token.
+    await_that("it leads again", || token(&all[0]) >= before);
+    let refused = failure(&mut controller);
+    assert_eq!(
+        (refused.instance_uuid.uuid(), refused.reason),
+        (Some(instance), StartFailureReason::AlreadyRunning)
+    );
+    expect_start(&mut agent, &other);
+}
+
+#[test]
 fn a_controller_is_told_at_its_beginning_who_leads() {
     let (_engine, all) = several(2);
     let leads = all[0].joined.membership.view().leader.unwrap();
