@@ -21,8 +21,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use uuid::Uuid;
 
 use super::{
-    CONNECT_LEN, CONNECTED_LEN, Command, Connect, Connected, ErrorCode, HEADER_LEN, Header, MAJOR, Refusal,
-    Status,
+    CONNECT_LEN, CONNECTED_LEN, Command, Connect, Connected, ErrorCode, Fields, HEADER_LEN, Header, MAJOR,
+    Refusal, Status,
 };
 use ssntp_pki::Role;
 
@@ -138,9 +138,9 @@ impl ClientHandshake {
         let Some(fixed) = input.get(HEADER_LEN..CONNECTED_LEN) else {
             return Ok(None);
         };
-        let server = Uuid::from_slice(&fixed[..16]).unwrap_or_default();
-        let client = Uuid::from_slice(&fixed[16..32]).unwrap_or_default();
-        let announced = u32::from_be_bytes([fixed[32], fixed[33], fixed[34], fixed[35]]);
+        let Some((server, client, announced)) = Connected::read(&mut Fields::new(fixed)) else {
+            return Ok(None);
+        };
         // A server may have further roles. One of these two makes it a server.
         let role = Role::from_bits(header.word);
         if !role.intersects(Role::SERVER | Role::SCHEDULER) {

@@ -25,7 +25,7 @@ pub enum FilterAction {
 /// assert!(!Filter::spec().allows(Role::AGENT, Command::START.into()));
 /// assert!(Filter::allow_all().allows(Role::AGENT, Command::START.into()));
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Filter {
     senders: KindTable<Role>,
     default: Role,

@@ -4,7 +4,7 @@ use crate::proto::{FrameKind, FrameType};
 
 /// A value for each kind of the protocol's types. The kind is the index, because a look-up in a map for
 /// each run of frames would take half as long as all other work for a lone frame.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct KindTable<T> {
     cells: Vec<Option<T>>,
 }

@@ -22,7 +22,7 @@
 //! there are. A request waits for the source for at most a second. So requests cost a
 //! dispatcher one call a second, and if a dispatcher hangs, the pages answer 503.
 //!
-//! [`http`] has the limits of connections, heads and times. In addition an answer
+//! [`ssntp_http`] has the limits of connections, heads and times. In addition an answer
 //! has at most 1,000 sessions and a MiB, and the rest is on the next page. There are at most two
 //! answers at a time with more than 100 sessions or with ended sessions; further ones get 503.
 //!
@@ -53,7 +53,6 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `http/` | the HTTP server, which other services use as well |
 //! | `snapshot` | the content of the pages: [`Snapshot`], [`Row`] |
 //! | `metrics` | tables of metrics, and their text |
 //! | `server`, `client` | tables and rows for a server, for a client and the process |
@@ -61,7 +60,6 @@
 //! | `pages` | a path to its page |
 
 mod client;
-pub mod http;
 mod metrics;
 mod pages;
 mod sampler;
@@ -71,13 +69,13 @@ mod snapshot;
 use std::sync::Arc;
 use std::time::Instant;
 
-use self::http::Http;
-pub use self::http::{AdminConfig, AdminError};
 pub use self::metrics::{Labels, Metric, Metrics, Samples, Value, by, counter, gauge, histogram, one};
 use self::pages::Pages;
 pub use self::sampler::{Sample, Sampled, Sampler};
 pub use self::snapshot::{Row, Snapshot};
 use ssntp::pki::{Identity, Trust};
+use ssntp_http::Http;
+pub use ssntp_http::{HttpConfig as AdminConfig, HttpError as AdminError};
 
 /// The target of the log lines.
 const LOG: &str = "ssntp_admin";

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::client::PROCESS;
-use super::http::{Answer, JSON, Limits, Refused, Reply, Request, Service};
 use super::metrics::{Metric, TEXT, gauge, one};
 use super::{Metrics, Row, Sampled, Snapshot, now};
 use ssntp::Role;
+use ssntp_http::{Answer, JSON, Limits, Refused, Reply, Request, Service};
 use ssntp_transport::ProcessFigures;
 
 /// The highest age of the figures of a page. The source is called at most once in this time.
@@ -105,10 +105,7 @@ impl Pages {
                 let now = snapshot().map_err(unavailable)?;
                 let (lines, _) = lines(&mut now.closed.iter().peekable(), MAX_SESSIONS);
                 let body = format!("{{\"closed\": [{lines}]}}\n");
-                Answer {
-                    permit: Some(permit),
-                    ..Answer::new(200, JSON, body)
-                }
+                Answer::new(200, JSON, body).permitted(permit)
             }
             "/info" => {
                 let now = snapshot().map_err(unavailable)?;
@@ -163,9 +160,10 @@ impl Pages {
         let connected = rows.len();
         let next = json!(next);
         let body = format!("{{\"connected\": {connected}, \"next\": {next}, \"sessions\": [{lines}]}}\n");
-        Ok(Answer {
-            permit,
-            ..Answer::new(200, JSON, body)
+        let answer = Answer::new(200, JSON, body);
+        Ok(match permit {
+            Some(permit) => answer.permitted(permit),
+            None => answer,
         })
     }
 

@@ -41,7 +41,7 @@ pub(crate) enum Command {
 
 /// The definition of the command line.
 pub(crate) fn command() -> clap::Command {
-    with_environment(Args::command())
+    cmd::grouped(with_environment(Args::command()).max_term_width(100))
 }
 
 impl Args {

@@ -1,112 +1,111 @@
-//! Receipts: `ssntp server` reports to a sender how many sessions received a frame. This is an
-//! agreement between applications, by the labels of traces; the protocol does not define it.
+//! Receipts: `ssntp server` answers a request of a sender how many sessions receive a frame. This is an
+//! agreement of applications: the operand EVENT/0xfe, a [request](ssntp::proto::Exchange) to the server.
 //!
 //! ```text
-//!  sender                                            server
-//!    │ STATS, traced, label "who-received"             │ forwards it by its rules
-//!    │ ───────────────────────────────────────────────▶│
-//!    │ TraceReport  frames: [{label, …, receivers: 2}] │
-//!    │ ◀───────────────────────────────────────────────│
-//!    │ TraceReport, traced, label "who-is:controller"  │ does not forward it
-//!    │ ───────────────────────────────────────────────▶│
-//!    │ TraceReport  frames: [{label, …, receivers: 1}] │
-//!    │ ◀───────────────────────────────────────────────│
+//!  sender                                     server
+//!    │ STATS                                    │ forwards it by its rules
+//!    │ ────────────────────────────────────────▶│
+//!    │ RECEIVERS, a request    operand: STATS   │
+//!    │ ────────────────────────────────────────▶│
+//!    │ a reply                 receivers: 2     │ has also taken all frames before the request
+//!    │ ◀────────────────────────────────────────│
 //! ```
 //!
-//! The number counts the other sessions to which the frame was forwarded, or that have the role.
-//! The server does not report which sessions these are. Answers come in the order of the
-//! questions. `docs/receipts.md` has the rules for implementers.
+//! The number counts the other sessions to which the server forwards such frames, or that have a role. The
+//! server does not report which sessions these are. A server without this agreement refuses the request,
+//! which shows as well that it has taken all frames before. `docs/receipts.md` has the rules for implementers.
 
 use serde::{Deserialize, Serialize};
-use ssntp::payload::yaml;
-use ssntp::proto::{Event, Frame, FrameKind, Trace, TraceParent};
+use ssntp::client::RequestError;
+use ssntp::payload::{InvalidFrameType, yaml};
+use ssntp::proto::{Frame, FrameKind, FrameType, Operands};
 use ssntp::{Bytes, Role};
 
-const RECEIVED: &str = "who-received";
-const WHO_IS: &str = "who-is:";
+/// The kind of the request.
+pub(crate) const RECEIVERS: FrameKind = FrameKind::new(FrameType::EVENT, 0xfe);
 
-/// A question to the server, in the label of a traced frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
-    /// To how many sessions was the frame forwarded? The answer repeats the number of the question.
-    Receivers(Option<u64>),
-    /// How many sessions have one of these roles? The server does not forward the frame.
-    Sessions(Role),
+/// The same operands with that of the request. If an application uses its number for something else, there
+/// are no receipts.
+pub(crate) fn with_receipts(operands: Operands) -> Operands {
+    operands
+        .clone()
+        .request(RECEIVERS, "RECEIVERS")
+        .unwrap_or(operands)
+}
+
+/// A question to the server: how many sessions receive frames with an operand, or have one of some roles.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct Question {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    operand: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    role: String,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Answer {
+    receivers: u64,
 }
 
 impl Question {
-    /// The question in a frame, if there is one.
-    pub(crate) fn of(frame: &Frame) -> Option<Self> {
-        let label = frame.trace()?.label();
-        match label.strip_prefix(WHO_IS) {
-            Some(role) if frame.kind() == Event::TRACE_REPORT => role.parse().ok().map(Self::Sessions),
-            // If the frame is part of a trace, the label names that trace after the word.
-            _ => {
-                let mut words = label.split_whitespace();
-                let is_asking = words.next() == Some(RECEIVED);
-                let number = words.next().and_then(|word| word.strip_prefix('#')?.parse().ok());
-                is_asking.then_some(Self::Receivers(number))
-            }
-        }
+    /// The question for the sessions that receive frames of this kind.
+    pub(crate) fn receivers(kind: FrameKind) -> Self {
+        let (operand, role) = (kind.to_string(), String::new());
+        Self { operand, role }
     }
 
-    /// A frame with a question for sessions. It has no payload.
-    pub(crate) fn sessions(role: Role) -> Frame {
-        Frame::new(Event::TRACE_REPORT).traced(Trace::new(&format!("{WHO_IS}{role}")))
+    /// The question for the sessions with one of these roles.
+    pub(crate) fn sessions(role: Role) -> Self {
+        let (operand, role) = (String::new(), role.to_string());
+        Self { operand, role }
     }
 
-    /// Adds the question how many sessions received the frame; part of a trace if one is given.
-    pub(crate) fn receivers(frame: Frame, parent: Option<&TraceParent>) -> Frame {
-        frame.traced(match parent {
-            Some(parent) => Trace::within(RECEIVED, parent),
-            None => Trace::new(RECEIVED),
-        })
+    pub(crate) fn frame(&self) -> Frame {
+        Frame::with_payload(RECEIVERS, yaml::encode(self).unwrap_or_default())
     }
 
-    /// Adds the question how many sessions received the frame, with a number that the answer repeats.
-    pub(crate) fn numbered(frame: Frame, number: u64) -> Frame {
-        frame.traced(Trace::new(&format!("{RECEIVED} #{number}")))
+    /// The question in the payload of a request. `None` if it cannot be read.
+    pub(crate) fn read(payload: &Bytes) -> Option<Self> {
+        yaml::decode(payload).ok()
     }
 
-    /// The answer to a question in a frame of kind `of`; `None` if it cannot be encoded.
-    pub(crate) fn answer(self, of: FrameKind, receivers: usize) -> Option<Frame> {
-        let (label, question) = match self {
-            Self::Receivers(number) => (RECEIVED.to_owned(), number),
-            Self::Sessions(role) => (format!("{WHO_IS}{role}"), None),
-        };
-        let answer = Answer {
-            label,
-            question,
-            frame_type: of.frame_type.to_string(),
-            operand: of.to_string(),
-            receivers: Some(receivers as u64),
-        };
-        let payload: Bytes = yaml::encode(&Answers { frames: vec![answer] }).ok()?;
-        Some(Frame::with_payload(Event::TRACE_REPORT, payload))
+    /// The operand that the question is about. `None` if it is about roles, or names no operand.
+    pub(crate) fn kind(&self) -> Option<FrameKind> {
+        self.operand.parse().ok()
+    }
+
+    /// The roles that the question is about. `None` if it is about an operand, or names no roles.
+    pub(crate) fn role(&self) -> Option<Role> {
+        self.role.parse().ok()
     }
 }
 
-/// The answer to a question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answered {
-    /// The number of the question, if it has one and the server repeats it.
-    pub(crate) question: Option<u64>,
-    pub(crate) receivers: u64,
+/// The payload of the reply.
+pub(crate) fn reply(receivers: usize) -> Bytes {
+    let receivers = receivers as u64;
+    yaml::encode(&Answer { receivers }).unwrap_or_default()
 }
 
-/// The answer in a frame; `None` for all other frames.
-pub(crate) fn answered(frame: &Frame) -> Option<Answered> {
-    if frame.kind() != Event::TRACE_REPORT {
-        return None;
+/// The refusal of a question about an operand that the roles of the asker may not send.
+pub(crate) const NOT_ALLOWED: &str = "role_not_allowed";
+
+/// The number that the server has replied with. `None` if the server answers no such question; every server
+/// handles the frames of a session in order, so it has taken all frames that were sent before.
+pub(crate) fn receivers(reply: Result<Frame, RequestError>) -> Result<Option<u64>, RequestError> {
+    match reply {
+        Ok(reply) => Ok(yaml::decode(reply.payload_bytes())
+            .ok()
+            .map(|Answer { receivers }| receivers)),
+        Err(RequestError::Refused(why)) if why != NOT_ALLOWED => Ok(None),
+        Err(error) => Err(error),
     }
-    let answers: Answers = yaml::decode(frame.payload_bytes()).ok()?;
-    let [answer] = answers.frames.as_slice() else {
-        return None;
-    };
-    // A TraceReport may be about a trace of another program.
-    let is_ours = answer.label == RECEIVED || answer.label.starts_with(WHO_IS);
-    let (question, receivers) = (answer.question, answer.receivers.filter(|_| is_ours)?);
-    Some(Answered { question, receivers })
+}
+
+/// True for the error frame of a server that does not know the request. The answer of the request says so, too.
+pub(crate) fn is_refusal(frame: &Frame) -> bool {
+    let refusal = frame.payload::<InvalidFrameType>();
+    refusal.is_ok_and(|refusal| refusal.refused() == RECEIVERS)
 }
 
 /// A number of sessions, in words.
@@ -118,66 +117,39 @@ pub(crate) fn sessions(n: u64) -> String {
     }
 }
 
-/// The part of a TraceReport that holds answers.
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-struct Answers {
-    frames: Vec<Answer>,
-}
-
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-struct Answer {
-    label: String,
-    #[serde(rename = "type")]
-    frame_type: String,
-    operand: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    question: Option<u64>,
-    receivers: Option<u64>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use ssntp::Command;
 
     #[test]
-    fn a_question_gets_the_number_of_receivers_and_other_frames_are_not_questions() {
-        let plain = Frame::new(Command::STATS);
-        assert_eq!(Question::of(&plain), None);
-        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let parent: TraceParent = parent.parse().unwrap();
-        for parent in [None, Some(&parent)] {
-            let asking = Question::receivers(plain.clone(), parent);
-            assert_eq!(Question::of(&asking), Some(Question::Receivers(None)));
-        }
+    fn a_question_is_about_the_receivers_of_a_frame_or_the_sessions_with_a_role() {
         let role = Role::CONTROLLER | Role::AGENT;
+        for (question, kind, roles) in [
+            (
+                Question::receivers(Command::STATS.into()),
+                Some(Command::STATS.into()),
+                None,
+            ),
+            (Question::receivers(RECEIVERS), Some(RECEIVERS), None),
+            (Question::sessions(role), None, Some(role)),
+            (Question::default(), None, None),
+        ] {
+            let read = Question::read(question.frame().payload_bytes()).unwrap();
+            assert_eq!((&read, read.kind(), read.role()), (&question, kind, roles));
+        }
+        assert_eq!(Question::read(&"[".into()), None);
+    }
+
+    #[test]
+    fn a_refusal_tells_no_number_and_a_lost_session_is_an_error() {
+        let replied = Frame::with_payload(RECEIVERS, reply(7));
+        assert_eq!(receivers(Ok(replied)).unwrap(), Some(7));
         assert_eq!(
-            Question::of(&Question::sessions(role)),
-            Some(Question::Sessions(role))
+            receivers(Err(RequestError::Refused("not_answered".into()))).unwrap(),
+            None
         );
-        let asking = Question::numbered(plain.clone(), 5);
-        for (asking, question) in [
-            (Question::receivers(plain.clone(), None), None),
-            (asking, Some(5)),
-        ] {
-            let answer = Question::of(&asking).unwrap().answer(plain.kind(), 7).unwrap();
-            assert_eq!(
-                answered(&answer),
-                Some(Answered {
-                    question,
-                    receivers: 7
-                })
-            );
-        }
-        let answer = Question::Receivers(None).answer(plain.kind(), 7).unwrap();
-        assert_eq!(Question::of(&answer), None);
-        for other in [
-            plain,
-            Frame::with_payload(Event::TRACE_REPORT, "frames: [{label: x, receivers: 1}]"),
-        ] {
-            assert_eq!(answered(&other), None);
-        }
+        assert!(receivers(Err(RequestError::Refused(NOT_ALLOWED.into()))).is_err());
+        assert!(receivers(Err(RequestError::Disconnected)).is_err());
     }
 }

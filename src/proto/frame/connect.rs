@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Command, HEADER_LEN, Header, MAJOR, Status, TRACE_FLAG};
+use super::{Command, Fields, HEADER_LEN, Header, MAJOR, Status, TRACE_FLAG};
 use ssntp_pki::Role;
 
 /// Length of a CONNECT frame in bytes.
@@ -49,12 +49,16 @@ impl Connect {
 
     /// Reads the 40 bytes; `None` if there are fewer. The handshake checks the values.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes = bytes.get(..CONNECT_LEN)?;
         let header = Header::decode(bytes)?;
+        Self::read(&header, &mut Fields::new(bytes.get(HEADER_LEN..)?))
+    }
+
+    /// Reads what follows the header.
+    pub(super) fn read(header: &Header, fields: &mut Fields<'_>) -> Option<Self> {
         Some(Self {
             role: Role::from_bits(header.word),
-            source: Uuid::from_slice(&bytes[8..24]).ok()?,
-            destination: Uuid::from_slice(&bytes[24..]).ok()?,
+            source: fields.uuid("source")?,
+            destination: fields.uuid("destination")?,
             trace: header.traced(),
         })
     }
@@ -93,6 +97,15 @@ impl Connected {
         );
         bytes.extend(&self.payload);
         bytes
+    }
+}
+
+impl Connected {
+    /// Reads what is between the header and the payload: the UUIDs of the server and of the client, and the
+    /// length of the payload.
+    pub(crate) fn read(fields: &mut Fields<'_>) -> Option<(Uuid, Uuid, u32)> {
+        let (server, client) = (fields.uuid("server")?, fields.uuid("client")?);
+        Some((server, client, fields.u32("payload length")?))
     }
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use byteorder::{BigEndian, ByteOrder};
 
-use super::{Command, ErrorCode, Event, Status};
+use super::{Command, ErrorCode, Event, Fields, Status};
 use ssntp_pki::Role;
 
 /// Length of a header in bytes.
@@ -251,11 +251,36 @@ impl Header {
     /// the values are not checked here.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HEADER_LEN] = bytes.first_chunk()?;
+        Self::read(&mut Fields::new(bytes))
+    }
+
+    #[inline]
+    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+        let major = fields.u8("major")?;
+        fields.meaning(|| {
+            let flag = if major & TRACE_FLAG == 0 {
+                ""
+            } else {
+                ", trace flag"
+            };
+            format!("{}{flag}", major & !TRACE_FLAG)
+        });
+        let minor = fields.u8("minor")?;
+        let frame_type = FrameType(fields.u8("type")?);
+        fields.meaning(|| format!("{:#x} {frame_type}", frame_type.0));
+        let operand = fields.u8("operand")?;
+        let kind = FrameKind::new(frame_type, operand);
+        fields.meaning(|| format!("{operand:#x} {kind}"));
+        let word = if kind.is_handshake() {
+            fields.role("role")?.bits()
+        } else {
+            fields.u32("payload length")?
+        };
         Some(Self {
-            major: bytes[0],
-            minor: bytes[1],
-            kind: FrameKind::new(FrameType(bytes[2]), bytes[3]),
-            word: BigEndian::read_u32(&bytes[4..]),
+            major,
+            minor,
+            kind,
+            word,
         })
     }
 

@@ -16,6 +16,7 @@
 //! | `connect` | [`Connect`], [`Connected`] |
 //! | `trace` | [`Trace`] and its hops |
 //! | `traceparent` | [`TraceParent`]: the W3C trace context in a label |
+//! | `fields` | [`annotate`]: each field with its place, as the decoders read it |
 //! | `stream` | the output of instances: [`OpenStream`], [`StreamData`] … |
 //!
 //! All integers are big-endian; a UUID is its 16 raw bytes.
@@ -24,6 +25,7 @@ mod command;
 mod connect;
 mod error;
 mod event;
+mod fields;
 mod header;
 mod operand;
 mod status;
@@ -37,6 +39,8 @@ pub use self::command::Command;
 pub use self::connect::{CONNECT_LEN, CONNECTED_LEN, Connect, Connected};
 pub use self::error::ErrorCode;
 pub use self::event::Event;
+pub(crate) use self::fields::Fields;
+pub use self::fields::{Field, FieldValue, Part, annotate};
 pub use self::header::{FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MINOR, ParseKindError, TRACE_FLAG};
 pub use self::status::Status;
 pub use self::stream::{

@@ -13,12 +13,11 @@
 //!  or     ◀─────────────────────────────────── StreamEnded, with the reason
 //! ```
 
-use byteorder::{BigEndian, ByteOrder};
 use bytes::Bytes;
 use ssntp_transport::cut;
 use uuid::Uuid;
 
-use super::{Command, Event, Frame, FrameKind, HEADER_LEN};
+use super::{Command, Event, Fields, Frame, FrameKind, HEADER_LEN};
 
 /// The maximum length of the output in one StreamData, in bytes.
 pub const MAX_STREAM_CHUNK: usize = 32 * 1024;
@@ -32,9 +31,8 @@ const UUID_LEN: usize = 16;
 const OPEN_LEN: usize = 44;
 // The UUID; the output, flags and two zeros.
 const DATA_HEAD: usize = UUID_LEN + 4;
-// Flags, as bits: the first of OpenStream, the second of StreamData.
-const FOLLOW: u8 = 1;
-const MISSING: u8 = 1;
+// The bit of both flags: of OpenStream to follow, and of StreamData that output is missing.
+const FLAG: u8 = 1;
 const ALL_LINES: u32 = u32::MAX;
 
 /// A set of an instance's outputs, as bits.
@@ -42,6 +40,12 @@ const ALL_LINES: u32 = u32::MAX;
 pub struct Outputs(pub u8);
 
 impl Outputs {
+    fn read(fields: &mut Fields<'_>, name: &'static str) -> Option<Self> {
+        let outputs = Self(fields.u8(name)?);
+        fields.meaning(|| format!("{:#x} {}", outputs.0, outputs.name()));
+        Some(outputs)
+    }
+
     /// The standard output; of a virtual machine, its serial port.
     pub const STDOUT: Self = Self(1);
     /// The standard error; of a virtual machine, the messages of QEMU.
@@ -87,18 +91,23 @@ impl OpenStream {
     /// Reads a payload; `None` if it is too short or the stream's UUID is nil. Further bytes are
     /// ignored.
     pub fn decode(payload: &[u8]) -> Option<Self> {
-        if payload.len() < OPEN_LEN {
-            return None;
-        }
-        let lines = u32_at(payload, 36)?;
-        Some(Self {
-            stream: stream_of(payload)?,
-            instance: uuid_at(payload, UUID_LEN)?,
-            outputs: Outputs(*payload.get(32)?),
-            follow: payload.get(33)? & FOLLOW != 0,
+        Self::read(&mut Fields::new(payload))
+    }
+
+    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+        let (stream, instance) = (fields.uuid("stream")?, fields.uuid("instance")?);
+        let outputs = Outputs::read(fields, "outputs")?;
+        let follow = read_flag(fields, "follow")?;
+        let lines = fields.u32("lines")?;
+        let open = Self {
+            stream,
+            instance,
+            outputs,
+            follow,
             tail: (lines != ALL_LINES).then_some(lines),
-            credit: u32_at(payload, 40)?,
-        })
+            credit: fields.u32("credit")?,
+        };
+        Some(open).filter(|_| !stream.is_nil())
     }
 
     /// Encodes the frame.
@@ -106,7 +115,7 @@ impl OpenStream {
         let mut payload = Vec::with_capacity(OPEN_LEN);
         payload.extend(self.stream.as_bytes());
         payload.extend(self.instance.as_bytes());
-        payload.extend([self.outputs.0, u8::from(self.follow) * FOLLOW, 0, 0]);
+        payload.extend([self.outputs.0, u8::from(self.follow) * FLAG, 0, 0]);
         payload.extend(self.tail.unwrap_or(ALL_LINES).to_be_bytes());
         payload.extend(self.credit.to_be_bytes());
         Frame::with_payload(Command::OPEN_STREAM, payload)
@@ -125,10 +134,12 @@ pub struct StreamCredit {
 impl StreamCredit {
     /// Reads a payload; `None` if it is too short or the stream's UUID is nil. Further bytes are ignored.
     pub fn decode(payload: &[u8]) -> Option<Self> {
-        Some(Self {
-            stream: stream_of(payload)?,
-            bytes: u32_at(payload, UUID_LEN)?,
-        })
+        Self::read(&mut Fields::new(payload))
+    }
+
+    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+        let (stream, bytes) = (fields.uuid("stream")?, fields.u32("credit")?);
+        Some(Self { stream, bytes }).filter(|_| !stream.is_nil())
     }
 
     /// Encodes the frame.
@@ -167,26 +178,32 @@ impl StreamData {
     /// Reads a payload and shares its memory. `None` if the output is not exactly one, the stream's
     /// UUID is nil, or the length is out of range.
     pub fn decode(payload: &Bytes) -> Option<Self> {
-        let output = Outputs(*payload.get(UUID_LEN)?);
-        let data = payload.len().checked_sub(DATA_HEAD)?;
-        // An empty chunk would cost credit and carry nothing.
-        let is_one = output == Outputs::STDOUT || output == Outputs::STDERR;
-        if !is_one || data == 0 || data > MAX_STREAM_CHUNK {
-            return None;
-        }
+        let (stream, output, missing) = Self::read(&mut Fields::new(payload))?;
         Some(Self {
-            stream: stream_of(payload)?,
+            stream,
             output,
-            missing: payload.get(UUID_LEN + 1)? & MISSING != 0,
+            missing,
             data: payload.slice(DATA_HEAD..),
         })
+    }
+
+    /// Reads all but the data.
+    pub(super) fn read(fields: &mut Fields<'_>) -> Option<(Uuid, Outputs, bool)> {
+        let stream = fields.uuid("stream")?;
+        let output = Outputs::read(fields, "output")?;
+        let missing = read_flag(fields, "missing")?;
+        let data = fields.rest("data");
+        let is_one = output == Outputs::STDOUT || output == Outputs::STDERR;
+        // An empty chunk would cost credit and carry nothing.
+        let is_valid = is_one && !data.is_empty() && data.len() <= MAX_STREAM_CHUNK && !stream.is_nil();
+        is_valid.then_some((stream, output, missing))
     }
 
     /// Encodes the frame.
     pub fn frame(&self) -> Frame {
         let mut payload = Vec::with_capacity(DATA_HEAD + self.data.len());
         payload.extend(self.stream.as_bytes());
-        payload.extend([self.output.0, u8::from(self.missing) * MISSING, 0, 0]);
+        payload.extend([self.output.0, u8::from(self.missing) * FLAG, 0, 0]);
         payload.extend(&self.data);
         Frame::with_payload(Event::STREAM_DATA, payload)
     }
@@ -234,12 +251,23 @@ impl StreamEnded {
     /// Reads a payload; `None` if it is too short or too long, or the stream's UUID is nil. Bytes
     /// that are not UTF-8 are replaced.
     pub fn decode(payload: &[u8]) -> Option<Self> {
-        let text = payload.get(UUID_LEN + 1..)?;
+        Self::read(&mut Fields::new(payload))
+    }
+
+    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+        let stream = fields.uuid("stream")?;
+        let reason = StreamEndReason(fields.u8("reason")?);
+        fields.meaning(|| format!("{:#x} {reason}", reason.0));
+        let text = if fields.remaining() > 0 {
+            fields.rest("text")
+        } else {
+            &[]
+        };
         // The text is printed on a terminal, so it is no longer than a message.
-        (text.len() <= MAX_STREAM_TEXT).then_some(())?;
-        Some(Self {
-            stream: stream_of(payload)?,
-            reason: StreamEndReason(*payload.get(UUID_LEN)?),
+        let is_valid = text.len() <= MAX_STREAM_TEXT && !stream.is_nil();
+        is_valid.then(|| Self {
+            stream,
+            reason,
             text: String::from_utf8_lossy(text).into_owned(),
         })
     }
@@ -284,13 +312,14 @@ impl FrameKind {
 /// The UUID of the stream, with which the payload of each frame of streams begins. `None` if the
 /// payload is too short or the UUID is nil.
 pub fn stream_of(payload: &[u8]) -> Option<Uuid> {
-    uuid_at(payload, 0).filter(|stream| !stream.is_nil())
+    let stream = Fields::new(payload).uuid("stream");
+    stream.filter(|stream| !stream.is_nil())
 }
 
-fn uuid_at(payload: &[u8], at: usize) -> Option<Uuid> {
-    Uuid::from_slice(payload.get(at..at + UUID_LEN)?).ok()
-}
-
-fn u32_at(payload: &[u8], at: usize) -> Option<u32> {
-    payload.get(at..at + 4).map(BigEndian::read_u32)
+/// A byte whose lowest bit is a flag, and two reserved bytes.
+fn read_flag(fields: &mut Fields<'_>, name: &'static str) -> Option<bool> {
+    let is_set = fields.u8(name)? & FLAG != 0;
+    fields.meaning(|| if is_set { "yes" } else { "no" }.to_owned());
+    fields.reserved(2)?;
+    Some(is_set)
 }

@@ -1,13 +1,11 @@
 //! The trace block: the clients and servers that a frame has passed, with timestamps
 //! (docs/protocol.md, "Trace block").
 
-use std::io::Read;
 use std::time::Duration;
 
-use byteorder::{BigEndian, ByteOrder, ReadBytesExt};
 use uuid::Uuid;
 
-use super::TraceParent;
+use super::{Fields, TraceParent};
 use ssntp_pki::Role;
 use ssntp_transport::cut;
 
@@ -166,40 +164,45 @@ impl Trace {
     /// [`BadTrace`] if the version is not 1, a count points past the end, or bytes are left over.
     /// The codec then drops the block and keeps the frame.
     pub fn decode(block: &[u8]) -> Result<Self, BadTrace> {
-        if block.len() > MAX_TRACE_LEN {
-            return Err(BadTrace::TooLong(block.len()));
+        Self::read(&mut Fields::new(block))
+    }
+
+    pub(super) fn read(fields: &mut Fields<'_>) -> Result<Self, BadTrace> {
+        let truncated = BadTrace::Truncated;
+        if fields.remaining() > MAX_TRACE_LEN {
+            return Err(BadTrace::TooLong(fields.remaining()));
         }
-        let mut rest = block;
-        let truncated = |_| BadTrace::Truncated;
-        let version = rest.read_u8().map_err(truncated)?;
+        let version = fields.u8("trace version").ok_or(truncated)?;
         if version != VERSION {
             return Err(BadTrace::Version(version));
         }
-        let mut label = vec![0; rest.read_u8().map_err(truncated)?.into()];
-        rest.read_exact(&mut label).map_err(truncated)?;
-        let start = rest.read_u64::<BigEndian>().map_err(truncated)?;
-        let end = rest.read_u64::<BigEndian>().map_err(truncated)?;
-        let count = usize::from(rest.read_u8().map_err(truncated)?);
+        let len = fields.u8("label length").ok_or(truncated)?;
+        let label = fields.bytes("label", len.into()).ok_or(truncated)?.to_vec();
+        let start = fields.time("start").ok_or(truncated)?;
+        let end = fields.time("end").ok_or(truncated)?;
+        let count = usize::from(fields.u8("node count").ok_or(truncated)?);
         if count > MAX_TRACE_NODES {
             return Err(BadTrace::TooManyNodes(count));
         }
-        // A block that is longer than its counts say is as wrong as one that is cut off.
-        match rest.len().cmp(&(count * NODE_LEN)) {
-            std::cmp::Ordering::Less => return Err(BadTrace::Truncated),
-            std::cmp::Ordering::Greater => return Err(BadTrace::Trailing(rest.len() - count * NODE_LEN)),
-            std::cmp::Ordering::Equal => {}
+        let mut nodes = Vec::with_capacity(count);
+        for number in 0..count {
+            fields.begin_node(number);
+            nodes.push(TraceNode {
+                uuid: fields.uuid("uuid").ok_or(truncated)?,
+                role: fields.role("role").ok_or(truncated)?,
+                received_at: fields.time("received").ok_or(truncated)?,
+                sent_at: fields.time("sent").ok_or(truncated)?,
+            });
         }
-        let node = |bytes: &[u8]| TraceNode {
-            uuid: Uuid::from_u128(BigEndian::read_u128(bytes)),
-            role: Role::from_bits(BigEndian::read_u32(&bytes[16..])),
-            received_at: BigEndian::read_u64(&bytes[20..]),
-            sent_at: BigEndian::read_u64(&bytes[28..]),
-        };
+        // A block that is longer than its counts say is as wrong as one that is cut off.
+        if fields.remaining() > 0 {
+            return Err(BadTrace::Trailing(fields.remaining()));
+        }
         Ok(Self {
             label,
             start,
             end,
-            nodes: rest.chunks_exact(NODE_LEN).map(node).collect(),
+            nodes,
         })
     }
 }

@@ -20,6 +20,7 @@ pub mod peers;
 pub mod port;
 pub mod proxy;
 pub mod random;
+pub mod wait;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

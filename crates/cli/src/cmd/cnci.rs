@@ -19,13 +19,12 @@ use crate::output::{Output, print_json, printable};
 use crate::settings::{ConfigFile, Problems, Settings};
 use ssntp_agent_cli::TunnelArgs;
 
-/// Run the agent of a concentrator instance, or print its tables
+/// Run the agent of a concentrator instance
 ///
 /// The agent keeps tables of the tunnels, peers and public addresses of a tenant. With
 /// --network tenants it makes tunnels and forwards packets by these tables, in its own
 /// network namespace; otherwise it forwards none. SIGINT and SIGTERM end it. On SIGHUP, and
-/// when these files change, --ca, --cert and --crl are read again. With --state alone, it
-/// prints the tables there.
+/// when these files change, --ca, --cert and --crl are read again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -39,33 +38,39 @@ pub(crate) struct Args {
     #[arg(long, value_name = "IP")]
     ip: Option<IpAddr>,
     /// The directory for the tables [default: they are not kept]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     state: Option<PathBuf>,
-    /// Print the tables in --state and end, whether the concentrator runs or not
-    #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip"])]
-    show: bool,
     #[command(flatten)]
     admin: AdminArgs,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
     #[command(flatten)]
     tunnels: TunnelArgs,
+    #[command(subcommand)]
+    verb: Option<Verb>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Print the tables in --state, whether the concentrator runs or not
+    Show,
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    let connection = &args.connection;
-    let connects = connection.server.is_given() || connection.has_uuid();
-    // Any value that only a running concentrator needs shows that the user wants to run one.
-    // --state alone prints the tables.
-    let runs = connects || args.tenant.is_some() || args.ip.is_some();
-    match &args.state {
-        Some(state) if args.show || !runs => show(state, args.json),
-        _ => serve(args, settings),
+    match (&args.verb, &args.state) {
+        (None, _) => serve(args, settings),
+        (Some(Verb::Show), Some(state)) => show(state, args.json),
+        (Some(Verb::Show), None) => Err(Failure::usage("--state is needed: the directory of the tables")),
     }
 }
 
 impl Args {
+    /// True if the command runs until it is stopped.
+    pub(crate) fn serves(&self) -> bool {
+        self.verb.is_none()
+    }
+
     /// Errors that can be found without starting the concentrator.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
@@ -87,7 +92,7 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
-            "--uuid, --tenant and --ip are needed to run a concentrator, --state to print its tables",
+            "--uuid, --tenant and --ip are needed to run a concentrator; `ssntp cnci show` prints its tables",
         ));
     };
     let mut daemon = Daemon::install(settings)?;

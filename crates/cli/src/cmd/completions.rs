@@ -4,8 +4,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use clap::Command;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Command, ValueHint};
 use clap_complete::Shell;
+use ssntp::proto::FrameKind;
 
 use crate::failure::Failure;
 use crate::output::print_bytes;
@@ -21,10 +23,44 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args, mut whole: Command) -> Result<(), Failure> {
-    let mut text = Vec::new();
+pub(crate) fn run(args: &Args, whole: Command) -> Result<(), Failure> {
+    let (mut text, mut whole) = (Vec::new(), with_hints(whole));
     clap_complete::generate(args.shell, &mut whole, "ssntp", &mut text);
     print_bytes(&text)
+}
+
+/// The names of the roles.
+const ROLES: [&str; 6] = [
+    "server",
+    "controller",
+    "agent",
+    "scheduler",
+    "netagent",
+    "cnciagent",
+];
+
+/// The same command line, whose values are completed by their kind: roles and operands by their names, and
+/// only what is a path by file names.
+fn with_hints(command: Command) -> Command {
+    fn of_arg(arg: Arg) -> Arg {
+        let value = arg.get_value_names().and_then(|names| names.first());
+        let value = value.map(ToString::to_string).unwrap_or_default();
+        let is_open = arg.get_possible_values().is_empty() && arg.get_value_hint() == ValueHint::Unknown;
+        if !is_open || !arg.get_action().takes_values() {
+            arg
+        } else if value.starts_with("ROLE") {
+            arg.value_parser(PossibleValuesParser::new(ROLES))
+        } else if value == "OPERAND" {
+            arg.value_parser(PossibleValuesParser::new(
+                FrameKind::all().filter_map(FrameKind::name),
+            ))
+        } else if ["FILE", "DIR", "PATH"].contains(&&*value) {
+            arg.value_hint(ValueHint::AnyPath)
+        } else {
+            arg.value_hint(ValueHint::Other)
+        }
+    }
+    command.mut_args(of_arg).mut_subcommands(with_hints)
 }
 
 /// Write the manual page of each subcommand: `ssntp man DIR`, then `man DIR/ssntp.1`
@@ -40,4 +76,35 @@ pub(crate) fn manual(args: &ManualArgs, whole: Command) -> Result<(), Failure> {
     let failed = |e| Failure::at(directory, e);
     fs::create_dir_all(directory).map_err(failed)?;
     clap_mangen::generate_to(whole.disable_help_subcommand(true), directory).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_and_operands_are_completed_by_name_and_only_paths_by_files() {
+        let all: Vec<_> = ssntp::Role::ALL.iter().map(|role| role.to_string()).collect();
+        assert!(all.len() == ROLES.len() && all.iter().all(|role| ROLES.contains(&role.as_str())));
+        let mut text = Vec::new();
+        let mut whole = with_hints(crate::args::command());
+        clap_complete::generate(Shell::Bash, &mut whole, "ssntp", &mut text);
+        let text = String::from_utf8(text).unwrap();
+        let after = |flag: &str| {
+            let case = text.find(&format!("                {flag})\n")).unwrap();
+            text[case..].lines().skip(1).take(8).collect::<String>()
+        };
+        assert!(
+            after("--wait-for").contains("controller"),
+            "{}",
+            after("--wait-for")
+        );
+        assert!(text.contains("STATS"));
+        assert!(
+            !after("--context").contains("compgen -f"),
+            "{}",
+            after("--context")
+        );
+        assert!(after("--ca").contains("compgen -f"), "{}", after("--ca"));
+    }
 }

@@ -9,7 +9,7 @@ use crate::context::{Context, Contexts};
 use crate::failure::Failure;
 use crate::output::print_line;
 
-/// Save the address and certificates for a server under a name, so that commands need no options
+/// Save the address and certificates of a server under a name for other commands
 ///
 /// If neither an option nor SSNTP_CONNECT, SSNTP_CA, SSNTP_CERT or SSNTP_CRL gives a
 /// value, a command takes it from a context: the one that --context or SSNTP_CONTEXT

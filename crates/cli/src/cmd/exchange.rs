@@ -13,7 +13,6 @@ use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
 use ssntp_transport::threads;
 use uuid::Uuid;
 
-use super::demo::pause;
 use super::operands;
 use crate::application::Applications;
 use crate::clock::now;
@@ -23,6 +22,9 @@ use crate::input;
 use crate::output::{note, print_bytes};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
+
+/// The time between two checks whether a program has ended.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Send a request to the server or to a client, and print the reply
 ///
@@ -202,14 +204,13 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
             default(limit) => return Err(too_long()),
         };
         // A program that has closed its output may still run.
-        loop {
-            match child.try_wait() {
-                Ok(Some(status)) => return Ok((printed, status)),
-                Ok(None) if stop.requested() => return Err(stopping()),
-                Ok(None) if now() >= deadline => return Err(too_long()),
-                Ok(None) => pause(),
-                Err(e) => return Err(format!("{program}: {e}")),
-            }
+        let remaining = deadline.saturating_duration_since(now());
+        let status = stop.poll(POLL, remaining, || child.try_wait().map_err(Failure::new));
+        match status {
+            Ok(Some(status)) => Ok((printed, status)),
+            Ok(None) => Err(too_long()),
+            Err(_) if stop.requested() => Err(stopping()),
+            Err(e) => Err(format!("{program}: {e}")),
         }
     };
     let ended = wait();

@@ -15,8 +15,7 @@ use crate::failure::Failure;
 use crate::output::{Output, note, printable};
 use crate::signals::Stop;
 
-/// Connect and print each frame that arrives, with its time, and with its sender if
-/// the frame is traced
+/// Print each frame that arrives, with its time, and with its sender if the frame is traced
 ///
 /// Reconnects whenever the connection is lost, and uses a new certificate once its
 /// files have changed.

@@ -48,11 +48,52 @@ mod watch;
 use crate::failure::Failure;
 use crate::settings::Settings;
 
+/// The groups of subcommands in the help of the program.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Start here", &["demo"]),
+    (
+        "Frames between servers and clients",
+        &[
+            "server", "listen", "send", "request", "answer", "watch", "top", "session", "operands", "decode",
+        ],
+    ),
+    ("A cluster", &["scheduler", "agent", "controller", "ctl", "cnci"]),
+    ("Policy", &["opflex"]),
+    (
+        "Certificates and settings",
+        &["cert", "context", "config", "completions", "man", "help"],
+    ),
+];
+const EXAMPLES: &str = "\
+Examples:
+  ssntp demo                                             a whole cluster on this machine
+  ssntp server --dev &                                   a server to try, with throw-away certificates
+  ssntp listen --count 1 &
+  ssntp send STATS 'load: 1' --wait-for controller
+  ssntp help send                                        the flags of one command";
+
+/// The same command line, whose help shows the subcommands in groups.
+pub(crate) fn grouped(whole: clap::Command) -> clap::Command {
+    let mut text = String::new();
+    for (title, names) in GROUPS {
+        text += &format!("{title}:\n");
+        for name in *names {
+            let about = whole.find_subcommand(name).and_then(clap::Command::get_about);
+            let about = about.map_or_else(|| "Print the help of a command".to_owned(), ToString::to_string);
+            text += &format!("  {name:<12} {about}\n");
+        }
+        text.push('\n');
+    }
+    whole
+        .help_template(format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{text}Options:\n{{options}}{{after-help}}"
+        ))
+        .after_help(EXAMPLES)
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Answer(exchange::AnswerArgs),
-    #[command(hide = true)]
-    Caretaker(demo::caretaker::Args),
     #[command(subcommand)]
     Cert(cert::Args),
     Cnci(cnci::Args),
@@ -86,7 +127,6 @@ impl Command {
     pub(crate) fn run(self, settings: Settings, whole: clap::Command) -> Result<(), Failure> {
         match self {
             Self::Answer(args) => exchange::answer(&args),
-            Self::Caretaker(args) => demo::caretaker::run(&args),
             Self::Cert(args) => cert::run(args),
             Self::Cnci(args) => cnci::run(args, settings),
             Self::Config(args) => config::run(args, &whole),
@@ -95,7 +135,7 @@ impl Command {
             Self::Controller(args) => controller::run(*args, settings),
             Self::Ctl(args) => ctl::run(args),
             Self::Decode(args) => decode::run(args),
-            Self::Demo(args) => demo::run(args),
+            Self::Demo(args) => demo::run(&args),
             Self::Listen(args) => listen::run(args),
             Self::Manual(args) => completions::manual(&args, whole),
             Self::Operands(args) => operands::run(&args),
@@ -113,10 +153,39 @@ impl Command {
     /// True if it serves others until it is stopped.
     pub(crate) fn is_daemon(&self) -> bool {
         match self {
-            Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => true,
+            Self::Scheduler(_) | Self::Server(_) => true,
+            Self::Cnci(args) => args.serves(),
             Self::Controller(args) => args.serves(),
             Self::Opflex(args) => args.serves(),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::GROUPS;
+
+    #[test]
+    fn the_groups_of_the_help_have_each_command_once_and_its_lines_wrap() {
+        let mut whole = crate::args::command();
+        let shown = whole.get_subcommands().filter(|command| !command.is_hide_set());
+        let commands: BTreeSet<_> = shown.map(|command| command.get_name().to_owned()).collect();
+        let grouped: Vec<_> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| names.iter().copied())
+            .collect();
+        let named = grouped.iter().filter(|name| **name != "help");
+        assert_eq!(
+            named.map(|name| (*name).to_owned()).collect::<BTreeSet<_>>(),
+            commands
+        );
+        assert_eq!(grouped.len(), commands.len() + 1);
+        let help = whole.render_long_help().to_string();
+        assert!(help.contains("Start here:\n  demo "), "{help}");
+        let longest = help.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(110), "{longest:?}: {help}");
     }
 }

@@ -25,8 +25,7 @@ use crate::settings::{ConfigFile, Problems, Settings};
 // Twice the interval at which agents send STATS by default.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Run the scheduler of a cluster: it receives commands, chooses nodes, and forwards
-/// the reports of the nodes
+/// Run the scheduler of a cluster: it chooses nodes for commands, and forwards reports
 ///
 /// Prints one line with its address once it accepts clients. On SIGHUP, and when these
 /// files change, --ca, --cert, --crl and --config-file are read again. Sessions continue,

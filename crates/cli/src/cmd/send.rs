@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::value_parser;
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use serde_json::json;
-use ssntp::client::{Backoff, Client, ClientEvent, SendFault};
+use ssntp::client::{Backoff, Client, ClientEvent, RequestError, SendFault, ServerInfo};
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
-use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, PROBE, Trace, TraceParent};
+use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp::server::Filter;
 use ssntp::{Bytes, Role};
+use ssntp_transport::threads;
 
 use super::operands::{self, senders};
 use crate::application::Applications;
@@ -20,7 +21,7 @@ use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::input;
 use crate::output::{even_unread, note, print_either, print_json};
-use crate::receipt::{self, Question, sessions};
+use crate::receipt::{self, Question, sessions, with_receipts};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -67,10 +68,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ROLE")]
     wait_for: Option<Role>,
     /// Fail at the first frame that fewer than N sessions received
-    #[arg(long, value_name = "N", conflicts_with = "trace")]
+    #[arg(long, value_name = "N")]
     require_receivers: Option<u64>,
-    /// Trace the frames under this label if the server agrees; the server then does
-    /// not tell how many sessions received them
+    /// Trace the frames under this label if the server agrees
     #[arg(long, value_name = "LABEL")]
     trace: Option<String>,
     /// The trace and span that the frames are part of, as W3C Trace Context writes
@@ -94,10 +94,13 @@ const BACKOFF: Backoff = Backoff {
 };
 /// The interval at which a wait checks for a signal, and for a role.
 const STEP: Duration = Duration::from_millis(200);
-/// The time that the answer to the last frame may take before the server is asked in another way.
-const ANSWER: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let json = args.json;
+    send(args).map_err(|failure| failure.in_json(json))
+}
+
+fn send(args: Args) -> Result<(), Failure> {
     let operands = args.applications.operands()?;
     let named = args.kind.as_deref().or(args.operand.as_deref());
     let named = named.ok_or_else(|| Failure::usage("an operand is needed, as in STATS"))?;
@@ -122,7 +125,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .config_choosing(&stop, |held| sender_role(held, kind))?;
     let config = config
         .tracing(true)
-        .operands(operands)
+        .operands(with_receipts(operands))
         .reconnect(args.lines)
         .backoff(BACKOFF);
     let payloads = Payloads::of(&args)?;
@@ -134,12 +137,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         kind,
         name,
         parent,
-        tells: false,
-        asked: 0,
-        answers: Vec::new(),
+        receivers: None,
         sent: 0,
         taken: 0,
-        probing: None,
         lost: 0,
     };
     sending.watch.connect(args.timeout)?;
@@ -194,17 +194,11 @@ struct Sending<'a> {
     name: String,
     /// The trace that the frames are part of.
     parent: Option<TraceParent>,
-    /// True if the server has answered a question. It then answers others, too.
-    tells: bool,
-    /// The number of frames that asked for the number of their receivers.
-    asked: usize,
-    /// The answers of the server about those frames.
-    answers: Vec<u64>,
+    /// The number of receivers that the server has told last; with --require-receivers, the least one.
+    receivers: Option<u64>,
     /// The number of frames that were sent, and of those that the server is known to have taken.
     sent: u64,
     taken: u64,
-    /// The number of frames that were sent before the probe that waits for its answer.
-    probing: Option<u64>,
     /// The number of frames that were sent, and not known to be taken, when a session ended.
     lost: u64,
 }
@@ -233,46 +227,44 @@ impl Sending<'_> {
                 let due = Duration::try_from_secs_f64(sent as f64 / rate).unwrap_or(Duration::MAX);
                 self.pause(due.saturating_sub(began.elapsed()))?;
             }
-            let must_tell = self.args.require_receivers.is_some();
             let frame = Frame::with_payload(self.kind, payload);
-            // A trace makes a frame more expensive, so of many frames only the first and the
-            // last ask.
-            let parent = self.parent.as_ref();
-            let frame = match (&self.args.trace, parent) {
-                (Some(label), Some(parent)) => frame.traced(Trace::within(label, parent)),
-                (Some(label), None) => frame.traced(Trace::new(label)),
-                _ if self.can_ask() && (must_tell || sent == 0 || is_last) => {
-                    self.asked += 1;
-                    Question::receivers(frame, parent)
-                }
-                _ if must_tell => return Err(self.does_not_tell()),
-                (None, Some(parent)) => frame.traced(Trace::within("", parent)),
-                (None, None) => frame,
-            };
+            let frame = self.traced(
+                frame,
+                sent == 0 || is_last || self.args.require_receivers.is_some(),
+            );
             self.send(frame)?;
             self.sent += 1;
-            if let Some(required) = self.args.require_receivers {
-                self.await_answers(self.args.timeout.into())?;
-                match self.answers.last() {
-                    Some(receivers) if self.answers.len() == self.asked => {
-                        if *receivers < required {
-                            let (kind, got) = (self.kind, sessions(*receivers));
-                            let why = format!("{kind} went to {got}, and {required} had to receive it");
-                            return Err(Failure::new(why));
-                        }
-                    }
-                    _ => return Err(self.does_not_tell()),
-                }
-            } else {
+            let Some(required) = self.args.require_receivers else {
                 self.pause(Duration::ZERO)?;
+                continue;
+            };
+            match self.confirm(self.args.timeout.into())? {
+                Some(receivers) if receivers < required => {
+                    let (kind, got) = (self.kind, sessions(receivers));
+                    let why = format!("{kind} went to {got}, and {required} had to receive it");
+                    return Err(Failure::new(why));
+                }
+                Some(_) => {}
+                None => return Err(self.does_not_tell()),
             }
         }
     }
 
-    /// A scheduler passes on what it is asked, as it does with any trace.
-    fn can_ask(&self) -> bool {
-        let server = self.watch.client.server();
-        server.is_some_and(|server| server.tracing && !server.role.intersects(Role::SCHEDULER))
+    /// The frame with the trace that was asked for. Without one, the first frame and the last, and each with
+    /// --require-receivers, have a trace that shows their receivers who has sent them; a scheduler would
+    /// report it to controllers.
+    fn traced(&self, frame: Frame, is_shown: bool) -> Frame {
+        let is_plain = |server: &ServerInfo| server.tracing && !server.role.intersects(Role::SCHEDULER);
+        let label = self.args.trace.as_deref();
+        match &self.parent {
+            Some(parent) => frame.traced(Trace::within(label.unwrap_or_default(), parent)),
+            None if label.is_some()
+                || is_shown && self.watch.client.server().is_some_and(|it| is_plain(&it)) =>
+            {
+                frame.traced(Trace::new(label.unwrap_or_default()))
+            }
+            None => frame,
+        }
     }
 
     fn does_not_tell(&self) -> Failure {
@@ -284,30 +276,60 @@ impl Sending<'_> {
         let began = now();
         let mut told = false;
         loop {
-            if !self.can_ask() {
-                return Err(self.does_not_tell());
-            }
-            self.send(Question::sessions(role))?;
-            self.asked += 1;
-            self.await_answers(limit.saturating_sub(began.elapsed()))?;
-            let there = self.answers.pop();
-            // The question was about a role and not about a frame that was sent.
-            self.asked -= 1;
+            let there = self.ask(&Question::sessions(role), limit.saturating_sub(began.elapsed()))?;
             match there {
-                None if !self.tells => return Err(self.does_not_tell()),
-                None | Some(0) if began.elapsed() >= limit => {
+                Ok(None) => return Err(self.does_not_tell()),
+                Ok(Some(1..)) => return Ok(()),
+                _ if began.elapsed() >= limit => {
                     let (role, seconds) = (one_of(role), limit.as_secs_f64());
                     return Err(Failure::new(format!("no {role} has connected in {seconds} s")));
                 }
-                Some(0) if !told => {
+                Ok(Some(0)) if !told => {
                     let role = one_of(role);
                     note(format_args!("ssntp: waiting until a {role} is connected"));
                     told = true;
                 }
-                None | Some(0) => {}
-                Some(_) => return Ok(()),
+                Ok(Some(0)) | Err(_) => {}
             }
             self.pause(STEP)?;
+        }
+    }
+
+    /// Asks the server for the receivers of the frames. If it answers, it has taken all frames that were
+    /// sent. `None` if it does not answer in time, or answers no such question.
+    fn confirm(&mut self, limit: Duration) -> Result<Option<u64>, Failure> {
+        let Ok(receivers) = self.ask(&Question::receivers(self.kind), limit)? else {
+            return Ok(None);
+        };
+        self.taken = self.sent;
+        let required = self.receivers.filter(|_| self.args.require_receivers.is_some());
+        self.receivers = receivers.map(|now| required.map_or(now, |least| least.min(now)));
+        Ok(receivers)
+    }
+
+    /// Sends a question, and takes events until its answer has come.
+    fn ask(
+        &mut self,
+        question: &Question,
+        limit: Duration,
+    ) -> Result<Result<Option<u64>, RequestError>, Failure> {
+        let (answer, answered) = bounded(1);
+        let (handle, frame) = (self.watch.client.handle(), question.frame());
+        let ask = move || answer.send(receipt::receivers(handle.request(frame, limit)));
+        threads::spawn("ssntp-receipt", ask).map_err(Failure::thread)?;
+        loop {
+            crossbeam_channel::select! {
+                recv(answered) -> receivers => {
+                    // The end of an earlier session, or a refused frame, is an event before the answer.
+                    self.pause(Duration::ZERO)?;
+                    return Ok(receivers.unwrap_or(Err(RequestError::Ended)));
+                }
+                recv(self.watch.client.events()) -> event => match event {
+                    Ok(event) => self.take(event)?,
+                    Err(_) => return Err(connection::ended(&self.watch.client.handle())),
+                },
+                recv(self.watch.stop.channel()) -> _ => return Err(self.watch.stop.interrupted()),
+            }
         }
     }
 
@@ -355,51 +377,21 @@ impl Sending<'_> {
                 Err(RecvTimeoutError::Timeout) => {
                     // A moment without lines is used to learn what was taken, so that little is in
                     // doubt if the session ends.
-                    self.probe()?;
+                    if self.taken < self.sent && self.watch.client.is_connected() {
+                        self.confirm(STEP)?;
+                    }
                     self.pause(Duration::ZERO)?;
                 }
             }
         }
     }
 
-    /// Asks whether the server has taken what was sent, unless it is known or asked already.
-    fn probe(&mut self) -> Result<(), Failure> {
-        if self.probing.is_some() || self.taken == self.sent || !self.watch.client.is_connected() {
-            return Ok(());
-        }
-        self.send(Frame::new(PROBE))?;
-        self.probing = Some(self.sent);
-        Ok(())
-    }
-
-    /// Waits until every question is answered, but not longer than `limit`.
-    fn await_answers(&mut self, limit: Duration) -> Result<(), Failure> {
-        let began = now();
-        while self.answers.len() < self.asked && self.take_one(limit.saturating_sub(began.elapsed()))? {}
-        Ok(())
-    }
-
-    /// Notes an answer. An error frame and the end of the session are failures.
+    /// Handles an event. An error frame and the end of the session are failures.
     fn take(&mut self, event: ClientEvent) -> Result<(), Failure> {
         match event {
+            ClientEvent::Frame(frame) if receipt::is_refusal(&frame) => Ok(()),
             ClientEvent::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
-                let told = frame.payload::<InvalidFrameType>();
-                match (self.probing, told) {
-                    (Some(sent), Ok(told)) if told.refused() == PROBE => {
-                        (self.taken, self.probing) = (sent, None);
-                        Ok(())
-                    }
-                    _ => Err(refusal(&frame, self.watch.client.role())),
-                }
-            }
-            ClientEvent::Frame(frame) => {
-                if let Some(answer) = receipt::answered(&frame)
-                    && self.answers.len() < self.asked
-                {
-                    self.answers.push(answer.receivers);
-                    self.tells = true;
-                }
-                Ok(())
+                Err(refusal(&frame, self.watch.client.role()))
             }
             ClientEvent::Disconnected { reason, retrying } if self.args.lines && retrying => {
                 let lost = self.sent - self.taken;
@@ -407,9 +399,7 @@ impl Sending<'_> {
                     "ssntp: the session has ended: {reason}; of {} frames up to {lost} are lost with it",
                     self.sent
                 ));
-                (self.lost, self.taken, self.probing) = (self.lost + lost, self.sent, None);
-                // Questions of that session stay without an answer.
-                self.asked = self.answers.len();
+                (self.lost, self.taken) = (self.lost + lost, self.sent);
                 Ok(())
             }
             ClientEvent::Disconnected { reason, .. } => Err(Failure::new(format!(
@@ -422,17 +412,12 @@ impl Sending<'_> {
     /// Waits until the server has taken the frames, and for what it has to say of the last one.
     fn finish(&mut self) -> Result<(), Failure> {
         let (began, limit) = (now(), Duration::from(self.args.timeout));
-        let is_last_asked = !self.args.lines && self.asked > 0;
-        if is_last_asked {
-            self.await_answers(ANSWER)?;
-        }
-        if is_last_asked && self.answers.len() == self.asked {
-            self.taken = self.sent;
-        }
-        // Frames are handled in order, so the answer to a probe comes after every other one.
         while self.taken < self.sent {
-            self.probe()?;
-            self.take_one(limit.saturating_sub(began.elapsed()).min(STEP))?;
+            if self.watch.client.is_connected() {
+                self.confirm(limit.saturating_sub(began.elapsed()))?;
+            } else {
+                self.pause(STEP / 4)?;
+            }
             if self.taken < self.sent && began.elapsed() >= limit {
                 let (seconds, lost, sent) = (limit.as_secs_f64(), self.sent - self.taken, self.sent);
                 return Err(Failure::new(format!(
@@ -464,7 +449,7 @@ impl Sending<'_> {
     /// Prints how many sessions received the frames, as far as the server has told.
     fn report(&self) -> Result<(), Failure> {
         let (kind, sent) = (&self.name, self.sent);
-        let receivers = self.answers.iter().min().copied();
+        let receivers = self.receivers;
         let mut as_json = json!({ "operand": kind, "sent": sent, "receivers": receivers });
         if self.lost > 0 {
             as_json["lost_at_most"] = self.lost.into();
@@ -481,22 +466,16 @@ impl Sending<'_> {
         let which = match (sent, self.args.require_receivers) {
             (0 | 1, _) => "",
             (_, Some(_)) => "each ",
-            _ => "the first ",
+            _ => "the last ",
         };
-        if receivers == Some(0) && !self.args.json {
-            note(format_args!(
-                "ssntp: {what}, and {which}went to no session: no session to which the server forwards it is connected"
-            ));
-            return Ok(());
-        }
         let text = match receivers {
-            Some(n) if self.answers.iter().all(|other| *other == n) => {
-                format!("{what}, and {which}went to {}", sessions(n))
+            Some(0) if !self.args.json => {
+                note(format_args!(
+                    "ssntp: {what}, and {which}went to no session: no session to which the server forwards it is connected"
+                ));
+                return Ok(());
             }
-            Some(n) => {
-                let which = which.replace("first", "first and the last");
-                format!("{what}, and {which}went to {} or more", sessions(n))
-            }
+            Some(n) => format!("{what}, and {which}went to {}", sessions(n)),
             None if sent == 0 => what,
             None => format!("{what}; the server has not said to whom it went"),
         };

@@ -133,19 +133,7 @@ pub fn ssntp(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Waits for a file or a process, whose changes no channel reports. As long as it has to wait, `look` returns
-/// what it has seen, with which this fails at the time limit.
-#[track_caller]
-pub fn wait_for<T, Seen: std::fmt::Debug>(mut look: impl FnMut() -> Result<T, Seen>) -> T {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match look() {
-            Ok(value) => return value,
-            Err(seen) => assert!(Instant::now() < deadline, "waited in vain; seen last: {seen:?}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+pub use ssntp_test_support::wait::wait_for;
 
 /// True if a program that has ended after a signal has ended in order. A program that needs longer than 1.8 s,
 /// as it may on a busy machine, ends by force: then its sockets and its last log lines may be missing.

@@ -19,7 +19,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_process};
@@ -147,12 +147,14 @@ impl Stage {
     /// Waits until the instance has written this text.
     #[track_caller]
     fn await_output(&self, text: &str) {
-        let deadline = Instant::now() + LIMIT;
-        while self.read("stdout.log") != text {
-            let seen = || (self.read("stdout.log"), self.read("stderr.log"));
-            assert!(Instant::now() < deadline, "not {text:?} but {:?}", seen());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        ssntp_test_support::wait::wait_for(|| {
+            let written = self.read("stdout.log");
+            if written == text {
+                Ok(())
+            } else {
+                Err((written, self.read("stderr.log")))
+            }
+        });
     }
 
     /// The number that the instance wrote to a file in its directory.
@@ -180,14 +182,7 @@ impl Drop for Stage {
 
 #[track_caller]
 fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "waited in vain");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    ssntp_test_support::wait::wait_for(|| condition().ok_or("nothing"))
 }
 
 /// True if the process still runs, and is not a zombie.

@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ssntp_admin::http::{AdminError, Refused, Request};
+use ssntp_http::{HttpError, Refused, Request};
 
 use super::tokens::{Right, TokenError, Tokens};
 use ssntp::Role;
@@ -133,10 +133,10 @@ pub(super) fn check_origin(request: &Request) -> Result<(), Refused> {
 
 impl Trusts {
     /// All authorities together, for the handshake.
-    pub(super) fn all(&self) -> Result<Trust, AdminError> {
+    pub(super) fn all(&self) -> Result<Trust, HttpError> {
         let look = self.look.as_ref();
         let all = look.map_or_else(|| Ok(self.cluster.clone()), |look| self.cluster.and(look));
-        all.map_err(|e| AdminError::Tls(TlsError::Configuration(e.to_string())))
+        all.map_err(|e| HttpError::Tls(TlsError::Configuration(e.to_string())))
     }
 
     /// The right of a client with this certificate chain, which TLS has verified.

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use ssntp_admin::http::{Answer, Refused, Reply, Stream};
+use ssntp_http::{Answer, Refused, Reply, Stream};
 use ssntp_transport::{deadline, left};
 
 use crate::source::{Output, Rows, Source, Written};

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!                     ┌─ access: the right of the client
-//!  ssntp_admin::http ─┼─ programs: /api/v1/… ─────┐
+//!  ssntp_http ────────┼─ programs: /api/v1/… ─────┐
 //!                     ├─ events: /api/v1/events ──┼─▶ Source: pictures, rows, orders
 //!                     └─ pages: everything else ──┘
 //! ```
 //!
 //! | limit | value | at the limit |
 //! |---|---|---|
-//! | connections, heads, times | those of [`ssntp_admin::http`] | |
+//! | connections, heads, times | those of [`ssntp_http`] | |
 //! | the body of a request | 1 MiB | 413 |
 //! | followers of events | 64, beside the connections | 503 |
 //! | answers of more than 256 KiB | four at a time | 503 |
@@ -38,8 +38,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssntp_admin::http::{AdminConfig, AdminError, Answer, Http, Limits, Refused, Reply, Request, Service};
 use ssntp_admin::{Sampled, Sampler};
+use ssntp_http::{Answer, Http, HttpConfig, HttpError, Limits, Refused, Reply, Request, Service};
 
 use self::access::{Access, COOKIE, Trusts};
 use self::live::Live;
@@ -73,7 +73,7 @@ const FOLLOWED: &str = "ssntp-followed";
 /// The address of the API, and the clients that may use it.
 #[derive(Clone, Debug)]
 pub struct ApiConfig {
-    admin: AdminConfig,
+    admin: HttpConfig,
     tokens: Tokens,
     tls: Option<(Identity, Trusts)>,
     login: bool,
@@ -84,7 +84,7 @@ impl ApiConfig {
     /// `directory` is that of the database; the file with the tokens is there.
     pub fn new(address: Address, directory: &Path) -> Self {
         Self {
-            admin: AdminConfig::new(address),
+            admin: HttpConfig::new(address),
             tokens: Tokens::new(directory),
             tls: None,
             login: false,
@@ -109,7 +109,7 @@ impl ApiConfig {
 /// The API and the pages of a controller.
 ///
 /// # Threads
-/// It owns its threads: those of [`ssntp_admin::http`], named `http-shake` and
+/// It owns its threads: those of [`ssntp_http`], named `http-shake` and
 /// `http-stream`, and `http-picture`, which makes pictures of the cluster on demand. Dropping it
 /// ends all of them.
 #[derive(Debug)]
@@ -125,13 +125,13 @@ impl Api {
     /// Binds the address, and serves from then on.
     ///
     /// # Errors
-    /// [`AdminError`]; then nothing runs.
-    pub fn start(config: ApiConfig, handle: Handle) -> Result<Self, AdminError> {
-        let live = Live::new(handle).map_err(AdminError::Thread)?;
+    /// [`HttpError`]; then nothing runs.
+    pub fn start(config: ApiConfig, handle: Handle) -> Result<Self, HttpError> {
+        let live = Live::new(handle).map_err(HttpError::Thread)?;
         Self::serve(config, Arc::new(live))
     }
 
-    pub(crate) fn serve(config: ApiConfig, source: Arc<dyn Source>) -> Result<Self, AdminError> {
+    pub(crate) fn serve(config: ApiConfig, source: Arc<dyn Source>) -> Result<Self, HttpError> {
         let (mut admin, mut may_serve, mut trusts) = (config.admin, true, None);
         if let Some((identity, of_clients)) = config.tls {
             may_serve = identity.info().server_auth;
@@ -141,7 +141,7 @@ impl Api {
         }
         let pictured = Arc::clone(&source);
         let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture());
-        let sampler = sampler.map_err(AdminError::Thread)?;
+        let sampler = sampler.map_err(HttpError::Thread)?;
         let access = Access::new(config.tokens, config.login, trusts);
         let (of_programs, pictures) = (Arc::clone(&source), sampler.sampled());
         let routes = Arc::new(Routes {
@@ -156,7 +156,7 @@ impl Api {
         if !may_serve && http.urls().iter().any(|url| url.starts_with("https:")) {
             let why = "the certificate must have the role server as well, or clients refuse it as that of a \
                 server: issue it with the roles controller,server and with the name of this host";
-            return Err(AdminError::Tls(TlsError::Configuration(why.into())));
+            return Err(HttpError::Tls(TlsError::Configuration(why.into())));
         }
         Ok(Self {
             http,
@@ -173,8 +173,8 @@ impl Api {
     /// Replaces the certificate and the authorities for new connections. Has no effect without TLS.
     ///
     /// # Errors
-    /// [`AdminError::Tls`]; the present ones stay in use.
-    pub fn renew(&self, identity: &Identity, cluster: Trust, look: Option<Trust>) -> Result<(), AdminError> {
+    /// [`HttpError::Tls`]; the present ones stay in use.
+    pub fn renew(&self, identity: &Identity, cluster: Trust, look: Option<Trust>) -> Result<(), HttpError> {
         if self.routes.access.trusts().is_none() {
             return Ok(());
         }

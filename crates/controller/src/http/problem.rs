@@ -1,7 +1,7 @@
 //! The errors of the API.
 
 use serde_json::json;
-use ssntp_admin::http::{Answer, Refused};
+use ssntp_http::{Answer, Refused};
 
 use crate::reconcile;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 use ssntp_admin::Sampled;
-use ssntp_admin::http::{Answer, JSON, Refused, Reply, Request};
+use ssntp_http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
 
 use super::access::{self, Access};

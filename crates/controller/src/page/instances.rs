@@ -14,7 +14,7 @@ use crate::clock::time;
 use crate::model::{self, InstanceState as Kept};
 use crate::source::{Picture, Written};
 use ssntp::payload::timestamp;
-use ssntp_admin::http::Answer;
+use ssntp_http::Answer;
 use ssntp_payload::InstanceState;
 use ssntp_transport::{deadline, left};
 use ssntp_view::Node;

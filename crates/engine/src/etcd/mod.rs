@@ -10,8 +10,6 @@
 //! is carried out twice has the same effect as one: see [`Request::Put`]. If a lease is granted twice,
 //! one of the two is kept alive, and the other ends.
 
-mod http;
-
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -21,15 +19,18 @@ use std::time::Instant;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
+use ssntp_http::client::{BAD_ANSWER, Connection, Response};
 use ssntp_transport::tls::Connector;
 use ssntp_transport::{Address, after, deadline, excerpt, left};
 
-use self::http::{Connection, ODD, Reply};
 use crate::engine::{Answer, Engine, EngineError, Entry, Kept, LEADER, Lease, Request, When};
 use crate::machine::CALL;
 
 /// The maximum number of keys of a cluster: members, a leader and documents.
 const KEYS: usize = 4096;
+/// The longest answer. A cluster of 100 members with a configuration of 1 MiB in base64 needs a third of
+/// this.
+const LONGEST: usize = 4 << 20;
 /// The default port of etcd for clients.
 const PORT: u16 = 2379;
 
@@ -209,13 +210,14 @@ impl Etcd {
                 Err(_) => break,
             };
             let kept = self.connection.take();
-            let was_used = kept.as_ref().is_some_and(|connection| connection.is_used);
+            let was_used = kept.as_ref().is_some_and(|connection| connection.is_used());
             let sent = match kept {
                 Some(connection) => Ok(connection),
-                None => Connection::open(address, self.config.tls.as_ref(), share),
+                None => Connection::open(address, self.config.tls.as_ref(), LONGEST, share),
             };
             let sent = sent.and_then(|mut connection| {
-                let reply = connection.post(path, token.as_deref(), &body, share)?;
+                connection.send("POST", path, token.as_deref(), &body, share)?;
+                let reply = connection.receive(share)?;
                 Ok((connection, reply))
             });
             match sent {
@@ -223,7 +225,7 @@ impl Etcd {
                     self.connection = Some(connection).filter(|_| reply.stays);
                     self.at = at;
                     match answer(&reply) {
-                        Err((code, why)) if is_away(code, reply.status) => {
+                        Err((code, why)) if is_away(code, reply.code) => {
                             failures.push(format!("{address}: {why}"));
                         }
                         answer => return Ok(answer),
@@ -232,7 +234,7 @@ impl Etcd {
                 }
                 // The connection was closed while it was idle, so the same endpoint is tried again.
                 Err(e) if was_used && e.kind() != io::ErrorKind::TimedOut => continue,
-                Err(e) if e.kind() == ODD => {
+                Err(e) if e.kind() == BAD_ANSWER => {
                     return Err(EngineError::Answer(format!("{address}: {e}")));
                 }
                 Err(e) if ssntp_transport::is_timeout(&e) => {
@@ -363,9 +365,9 @@ impl Engine for Etcd {
 /// The JSON of an answer, or the code and the text of an error.
 type Answered = Result<Value, (i64, String)>;
 
-fn answer(reply: &Reply) -> Answered {
+fn answer(reply: &Response) -> Answered {
     let value = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
-    if reply.status == 200 && value.is_object() && value.get("error").is_none() {
+    if reply.code == 200 && value.is_object() && value.get("error").is_none() {
         return Ok(value);
     }
     // An error in a stream of answers is an object below `error`.
@@ -375,7 +377,7 @@ fn answer(reply: &Reply) -> Answered {
         .unwrap_or(&value);
     let text = error["message"].as_str().or(error["error"].as_str());
     let why = text.map_or_else(
-        || format!("HTTP status {}", reply.status),
+        || format!("HTTP status {}", reply.code),
         |text| excerpt(text).to_string(),
     );
     let code = error["code"].as_i64().or(error["grpc_code"].as_i64());

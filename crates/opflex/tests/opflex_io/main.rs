@@ -32,6 +32,7 @@ use ssntp_opflex::policy_element::{self, ElementEvent, Health, Store};
 use ssntp_opflex::run::{ElementConfig, ServerConfig, ServerContext, ServerHandle};
 use ssntp_opflex::{PolicyElement, Server, server};
 use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role};
+use ssntp_test_support::wait::{until, wait_for};
 use ssntp_transport::Address;
 use ssntp_transport::memory::MemoryListener;
 
@@ -123,18 +124,17 @@ fn until_health(element: &PolicyElement, wanted: Health) {
 #[track_caller]
 fn until_value(element: &PolicyElement, store: Store, at: &str, value: Option<&str>) {
     let at = uri(at);
-    let end = Instant::now() + LIMIT;
-    loop {
+    wait_for(|| {
         let objects = element.objects(store, &at).unwrap();
-        let found = objects
-            .first()
-            .and_then(|object| object.property("name").cloned());
-        if found == value.map(serde_json::Value::from) {
-            return;
+        let object = objects.first();
+        let found = object.and_then(|object| object.property("name").cloned());
+        let is_so = found == value.map(serde_json::Value::from);
+        if is_so {
+            Ok(())
+        } else {
+            Err(format!("{at} has {found:?}, not {value:?}"))
         }
-        assert!(Instant::now() < end, "{at} has {found:?}, not {value:?}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    });
 }
 
 /// Waits until the server has the expected state.
@@ -144,14 +144,4 @@ fn until_server(
     is: impl Fn(&ServerContext<'_>) -> bool + Send + Sync + Copy + 'static,
 ) {
     until(|| handle.with(move |cx| is(cx)).unwrap());
-}
-
-/// Checks a condition repeatedly until it is true.
-#[track_caller]
-fn until(mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !is() {
-        assert!(Instant::now() < end, "the condition is not true in time");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }

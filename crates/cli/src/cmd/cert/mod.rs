@@ -67,7 +67,8 @@ pub(crate) struct Ca {
 
 /// Issue a certificate and its key in one file: DIR/NAME.pem
 ///
-/// An older file of that name is replaced.
+/// A certificate of that name stays as it is: `ssntp cert renew` replaces it, and keeps its
+/// holder's UUID.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Issue {
     /// The authority's directory; the certificate is written there
@@ -81,6 +82,9 @@ pub(crate) struct Issue {
     /// Lifetime in days; a certificate ends with its authority's at the latest
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
+    /// Replace an existing file, also if that changes the UUID of its holder
+    #[arg(long)]
+    force: bool,
 }
 
 /// The properties of a certificate's holder.
@@ -223,8 +227,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Args::Renew(args) => renew(&args),
         Args::Revoke(args) => revoke(&args),
         Args::Crl(args) => sign_list(&args),
-        Args::Show(args) => show(&args),
-        Args::Verify(args) => verify(&args),
+        Args::Show(args) => show(&args).map_err(|failure| failure.in_json(args.json)),
+        Args::Verify(args) => verify(&args).map_err(|failure| failure.in_json(args.json)),
     }
 }
 
@@ -263,11 +267,25 @@ fn exists(path: &Path) -> Failure {
 fn issue(args: Issue) -> Result<(), Failure> {
     let request = args.holder.request().key(args.key).days(args.days);
     let path = args.dir.join(file_name(&request.name)?);
+    if path.exists() && !args.force {
+        let why = "exists already; `ssntp cert renew` replaces its certificate, and --force the file";
+        return Err(Failure::at(&path, why));
+    }
+    let has_hosts = !request.hosts.is_empty();
     let authority = authority(&args.dir)?;
     let issued = authority.issue(&request)?;
     let before = certificate_in(&path);
     issued.save(&path)?;
-    print_issued(&path, before.as_ref(), issued.info())
+    let info = issued.info();
+    print_issued(&path, before.as_ref(), info)?;
+    if !has_hosts && !info.hosts.is_empty() {
+        let names: Vec<_> = info.hosts.iter().map(ToString::to_string).collect();
+        return print_line(format_args!(
+            "clients reach it as {}; --host NAME gives it the name that other hosts use",
+            names.join(", ")
+        ));
+    }
+    Ok(())
 }
 
 /// The certificate that a new one is about to replace; `None` if there is none.
@@ -326,7 +344,22 @@ fn renew(args: &Renew) -> Result<(), Failure> {
         // Before the renewal, because only the authority that issued a certificate can revoke it.
         serial_in_file(&authority, &path)?;
     }
-    let renewed = authority.renew(&args.dir, &path, &request)?;
+    let renewed = authority.renew(&args.dir, &path, &request).map_err(|error| {
+        let has_no_key = matches!(
+            error,
+            Error::Content {
+                fault: Fault::NoKey,
+                ..
+            }
+        );
+        let failure = Failure::from(error);
+        // The key of a request is on the host of its holder.
+        if has_no_key {
+            failure.with_advice("a certificate of `ssntp cert sign` is renewed by signing its request again")
+        } else {
+            failure
+        }
+    })?;
     let (before, info) = (&renewed.before, renewed.issued.info());
     let revoke = || {
         let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);

@@ -43,6 +43,9 @@ pub(crate) struct Sign {
     /// Lifetime in days; it ends with the authority's own at the latest
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
+    /// Replace a certificate that is bound to another UUID
+    #[arg(long)]
+    force: bool,
     /// The file with the request (PEM)
     #[arg(value_name = "CSR")]
     file: PathBuf,
@@ -72,6 +75,12 @@ pub(super) fn sign(args: Sign) -> Result<(), Failure> {
     let request = args.holder.request().days(args.days);
     let path = args.dir.join(file_name(&request.name)?);
     let (authority, before) = (authority(&args.dir)?, certificate_in(&path));
+    let bound = before.as_ref().and_then(|before| before.uuid);
+    if let Some(uuid) = bound.filter(|bound| !args.force && request.uuid != Some(*bound)) {
+        let why =
+            format!("the certificate is bound to {uuid}: --uuid {uuid} keeps it, and --force replaces it");
+        return Err(Failure::at(&path, why));
+    }
     let signed = authority.sign(&request, &args.file, &path)?;
     print_issued(&path, before.as_ref(), &signed)
 }

@@ -1,14 +1,14 @@
 //! A client of the API of a controller daemon, with a new connection for each request.
 
 use std::fmt::Display;
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bytes::Bytes;
-use httparse::{EMPTY_HEADER, Header, Status};
 use serde_json::Value;
 use ssntp::transport::Address;
-use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, is_timeout, plain};
+use ssntp_http::client::{Connection, Response};
+use ssntp_transport::is_timeout;
 
 use super::options::Options;
 use super::session::POLL;
@@ -22,8 +22,6 @@ use crate::signals::Stop;
 const LIMIT: Duration = Duration::from_secs(30);
 /// The longest answer, in bytes: the instances of the largest cluster.
 const LONGEST: usize = 64 << 20;
-/// The maximum number of headers of an answer. A controller sends six.
-const HEADERS: usize = 32;
 
 /// The flags that name a controller daemon.
 #[derive(Clone, Debug, clap::Args)]
@@ -60,26 +58,13 @@ impl<'a> Api<'a> {
     /// Sends a request, and reads the JSON of its answer. Blocks for at most 30 seconds for the
     /// connection and again for the answer, or until a signal.
     pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
-        let address = &self.args.http;
-        let failed = |e| self.failed(e);
-        let mut halves = self.connect()?;
+        let token = self.token()?.map(|token| format!("Bearer {token}"));
         let body = body.map(Value::to_string).unwrap_or_default();
-        let token = self.token()?;
-        let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
-        let host = match address {
-            Address::Unix(_) => "localhost".to_owned(),
-            tcp => tcp.to_string(),
-        };
-        let request = format!(
-            "{method} /api/v1/{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\n{}Connection: close\r\n\r\n{body}",
-            body.len(),
-            authorization.unwrap_or_default(),
-        );
-        halves.stream.set_write_timeout(Some(LIMIT)).map_err(failed)?;
-        let whole = Outgoing::whole(Bytes::from(request), 1);
-        halves.transmit.transmit(&[whole]).map_err(failed)?;
-        let (code, body) = self.receive(&mut halves)?;
+        let mut connection = self.connect()?;
+        let path = format!("/api/v1/{path}");
+        let sent = connection.send(method, &path, token.as_deref(), &body, now() + LIMIT);
+        sent.map_err(|e| self.failed(e))?;
+        let Response { code, body, .. } = self.receive(&mut connection)?;
         let value = serde_json::from_slice(&body);
         match code {
             200..300 => {
@@ -89,23 +74,20 @@ impl<'a> Api<'a> {
         }
     }
 
-    fn connect(&self) -> Result<Halves, Failure> {
+    fn connect(&self) -> Result<Connection, Failure> {
         let address = &self.args.http;
-        let failed = |e: &dyn Display| {
+        let connector = if is_local(address) {
+            None
+        } else {
+            let (identity, trust) = self.options.credentials(self.stop)?;
+            Some(trust.connector(&identity).map_err(Failure::new)?)
+        };
+        let connection = Connection::open(address, connector.as_ref(), LONGEST, now() + LIMIT);
+        connection.map_err(|e| {
             self.failed(format_args!(
                 "{e}; is a controller there (`ssntp controller --http`)?"
             ))
-        };
-        let target = Target::Address(address.clone());
-        let stream = target.connect(&TcpOptions::default(), LIMIT, &Cancel::new());
-        let stream = stream.map_err(|e| failed(&e))?;
-        if is_local(address) {
-            return Ok(plain(stream, BufferPool::new()));
-        }
-        let (identity, trust) = self.options.credentials(self.stop)?;
-        let connector = trust.connector(&identity).map_err(Failure::new)?;
-        let secured = connector.connect(stream, target.server_name(), &BufferPool::new(), now() + LIMIT);
-        secured.map(|secured| secured.halves).map_err(|e| failed(&e))
+        })
     }
 
     fn token(&self) -> Result<Option<String>, Failure> {
@@ -120,32 +102,19 @@ impl<'a> Api<'a> {
         }
     }
 
-    /// The code of the answer, and its body.
-    fn receive(&self, halves: &mut Halves) -> Result<(u16, Vec<u8>), Failure> {
-        let deadline = now() + LIMIT;
-        loop {
-            if self.stop.requested() {
-                return Err(self.stop.interrupted());
-            }
-            if now() >= deadline {
-                let seconds = LIMIT.as_secs();
-                return Err(self.failed(format_args!("the answer has not arrived in {seconds} s")));
-            }
-            let end = match halves.receive_until(now() + POLL) {
-                Ok(received) => received.end,
-                Err(e) if is_timeout(&e) => false,
-                Err(e) => return Err(self.failed(e)),
-            };
-            let received = halves.inbox.bytes_mut();
-            if received.len() > LONGEST {
-                return Err(self.failed(format_args!("the answer is longer than {LONGEST} bytes")));
-            }
-            match parse(received).map_err(|why| self.failed(why))? {
-                Some((code, body)) => return Ok((code, body.to_vec())),
-                None if end => return Err(self.failed("the answer ends too early")),
-                None => {}
-            }
-        }
+    fn receive(&self, connection: &mut Connection) -> Result<Response, Failure> {
+        let answer = self
+            .stop
+            .poll(Duration::ZERO, LIMIT, || match connection.receive(now() + POLL) {
+                Ok(answer) => Ok(Some(answer)),
+                Err(e) if is_timeout(&e) => Ok(None),
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                    Err(self.failed("the answer ends too early"))
+                }
+                Err(e) => Err(self.failed(e)),
+            })?;
+        let seconds = LIMIT.as_secs();
+        answer.ok_or_else(|| self.failed(format_args!("the answer has not arrived in {seconds} s")))
     }
 }
 
@@ -169,7 +138,7 @@ fn address(text: &str) -> Result<Address, String> {
     }
 }
 
-/// True if clients of this address use no TLS, by the rule of [`ssntp_admin`].
+/// True if clients of this address use no TLS, by the rule of [`ssntp_http`].
 fn is_local(address: &Address) -> bool {
     // A client connects to this host if the host is empty.
     address.is_local() || matches!(address, Address::Tcp { host, .. } if host.is_empty())
@@ -187,41 +156,9 @@ fn refused(code: u16, value: &Value, body: &[u8]) -> Failure {
     }
 }
 
-/// The code of an answer, and its body; `None` if more bytes are needed.
-fn parse(received: &[u8]) -> Result<Option<(u16, &[u8])>, String> {
-    let mut headers = [EMPTY_HEADER; HEADERS];
-    let mut head = httparse::Response::new(&mut headers);
-    let parsed = head.parse(received);
-    let Status::Complete(begin) = parsed.map_err(|e| format!("the answer is not HTTP: {e}"))? else {
-        return Ok(None);
-    };
-    let is_length = |header: &&Header<'_>| header.name.eq_ignore_ascii_case("content-length");
-    let length = head.headers.iter().find(is_length).map(|header| header.value);
-    let length = length.and_then(|value| str::from_utf8(value).ok()?.trim().parse::<usize>().ok());
-    let length = length.ok_or("the answer has no Content-Length")?;
-    let body = received.get(begin..).and_then(|rest| rest.get(..length));
-    Ok(head.code.zip(body))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_answer_is_read_once_it_is_complete() {
-        let answer = b"HTTP/1.1 409 Conflict\r\ncontent-length: 2\r\nX: y\r\n\r\n{}";
-        for cut in 0..answer.len() {
-            assert_eq!(parse(&answer[..cut]), Ok(None), "{cut}");
-        }
-        assert_eq!(parse(answer), Ok(Some((409, &b"{}"[..]))));
-        for bad in [
-            &b"SSH-2.0\r\n\r\n"[..],
-            b"HTTP/1.1 200 OK\r\n\r\n{}",
-            b"\xff\r\n\r\n",
-        ] {
-            assert!(parse(bad).is_err(), "{bad:?}");
-        }
-    }
 
     #[test]
     fn a_refusal_names_the_fault_and_its_place() {

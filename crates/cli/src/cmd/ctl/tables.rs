@@ -83,7 +83,7 @@ pub(super) const SESSIONS: Columns<(), SessionEntry> = &[
     ("connected", |(), session| span(session.age_s)),
     ("idle", |(), session| span(session.idle_s)),
     ("UUID bound", |(), session| if session.bound { "yes" } else { "no" }.into()),
-    ("serial", |(), session| or_dash(session.serial.replace(':', ""))),
+    ("serial", |(), session| or_dash(session.serial.clone())),
     ("subject", |(), session| session.subject.clone()),
     ("frames in", |(), session| session.frames_received.to_string()),
     ("frames out", |(), session| session.frames_sent.to_string()),

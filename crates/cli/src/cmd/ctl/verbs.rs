@@ -1,7 +1,7 @@
 //! The commands of `ssntp ctl` that send orders and wait for their results.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::moves::Moves;
 use super::options::Options;
 use super::session::Session;
 use super::tenant;
-use super::workload::WorkloadArgs;
+use super::workload::{Network, WorkloadArgs};
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
 use crate::input;
@@ -51,7 +51,8 @@ pub(super) struct StartArgs {
 }
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
-    let workload = args.workload.workload()?;
+    let mut workload = args.workload.workload()?;
+    let network = workload.take_network();
     let node = workload.node().map(str::to_owned);
     let is_network = workload.is_for_network_nodes();
     let is_named = workload.is_named();
@@ -69,12 +70,16 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
             payload.start.requirements.node_id = node.into();
         }
     }
-    let (network, mut orders) = (args.workload.network(), Vec::new());
-    let sent = send(&session, network, &mut starts, &mut orders);
+    let mut orders = Vec::new();
+    let sent = send(&session, network.as_ref(), &mut starts, &mut orders);
     // The scheduler releases the address of a START that fails. An instance whose UUID was given may
     // run already, or get the same address at the next attempt.
-    if let (Err(_), Some((tenant, _)), false) = (&sent, network, is_named) {
-        tenant::leave(&session, tenant, starts.get(orders.len()..).unwrap_or_default());
+    if let (Err(_), Some(network), false) = (&sent, &network, is_named) {
+        tenant::leave(
+            &session,
+            &network.tenant,
+            starts.get(orders.len()..).unwrap_or_default(),
+        );
     }
     sent?;
     session.finish(orders, args.waiting.wait())
@@ -84,12 +89,12 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
 /// `orders` has the STARTs that were sent.
 fn send(
     session: &Session<'_>,
-    network: Option<(&str, Option<Ipv4Addr>)>,
+    network: Option<&Network>,
     starts: &mut [StartPayload],
     orders: &mut Vec<Order>,
 ) -> Result<(), Failure> {
-    if let Some((tenant, ip)) = network {
-        tenant::join(session, tenant, ip, starts)?;
+    if let Some(network) = network {
+        tenant::join(session, &network.tenant, network.ip, starts)?;
     }
     for start in starts {
         // Up to 10,000 STARTs may block until the queue has room.

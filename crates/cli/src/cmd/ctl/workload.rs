@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use clap::value_parser;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use ssntp::payload::{Id, Payload, yaml};
+use ssntp::payload::{Payload, yaml};
 use ssntp_controller::{StartKeys, check_isolation};
 use ssntp_payload::{MAX_LABELS, check_label, check_name};
 use ssntp_payload::{Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType};
@@ -148,6 +148,20 @@ pub(super) struct Workload {
     /// True if the payload sets the UUID. Otherwise each instance gets a new UUID.
     named: bool,
     count: u32,
+    network: Option<Network>,
+}
+
+/// The tenant whose network a workload gets, and its address there if the user has chosen one.
+pub(super) struct Network {
+    pub(super) tenant: String,
+    pub(super) ip: Option<Ipv4Addr>,
+}
+
+/// True for the name of a tenant of the scheduler, whose network the instance must not lack. A UUID only marks
+/// the instance as a tenant's.
+fn is_of_named_tenant(start: &Start) -> bool {
+    let tenant = start.tenant_uuid.as_str();
+    start.networking.private_ip.is_empty() && !tenant.is_empty() && Uuid::try_parse(tenant).is_err()
 }
 
 /// A workload of one instance.
@@ -156,6 +170,7 @@ fn of_one(payload: StartPayload, named: bool) -> Workload {
         count: 1,
         payload,
         named,
+        network: None,
     }
 }
 
@@ -164,9 +179,7 @@ impl WorkloadArgs {
         if let Some(path) = &self.file {
             let shown = path.display();
             let mut workload = parse(&input::named(path)?).map_err(|why| Failure::at(path, why))?;
-            if let (Some(tenant), None) = (&self.tenant, self.network()) {
-                workload.payload.start.tenant_uuid = tenant.as_str().into();
-            }
+            self.set_tenant(&mut workload);
             self.set_names(&mut workload)?;
             if workload.named && self.count > 1 {
                 let why = "it has an instance_uuid, so --count must be 1";
@@ -180,10 +193,6 @@ impl WorkloadArgs {
         }
         env.extend(self.env.iter().cloned());
         let start = Start {
-            tenant_uuid: match self.network() {
-                None => self.tenant.as_deref().unwrap_or_default().into(),
-                Some(_) => Id::default(),
-            },
             instance_uuid: self.uuid.unwrap_or_default(),
             persistence: match self.persistent {
                 true => Persistence::All,
@@ -205,17 +214,21 @@ impl WorkloadArgs {
             ..Start::default()
         };
         let mut workload = of_one(start.into(), self.uuid.is_some());
+        self.set_tenant(&mut workload);
         self.set_names(&mut workload)?;
         Ok(workload)
     }
 
-    /// The name of the tenant whose network the workload gets, and its address there if the user
-    /// has chosen one.
-    pub(super) fn network(&self) -> Option<(&str, Option<Ipv4Addr>)> {
-        let name = self.tenant.as_deref()?;
-        // A UUID only marks the instance as a tenant's. A name is the name of a tenant of the
-        // scheduler, which has a network.
-        Uuid::try_parse(name).is_err().then_some((name, self.ip))
+    /// Sets the tenant of the command line, or else that of the file.
+    fn set_tenant(&self, workload: &mut Workload) {
+        let start = &mut workload.payload.start;
+        if let Some(tenant) = &self.tenant {
+            start.tenant_uuid = tenant.as_str().into();
+        }
+        if is_of_named_tenant(start) {
+            let tenant = std::mem::take(&mut start.tenant_uuid).to_string();
+            workload.network = Some(Network { tenant, ip: self.ip });
+        }
     }
 
     /// Sets the count, the name and the labels of the command line.
@@ -247,6 +260,11 @@ fn called(name: &str, number: u32, count: u32) -> String {
 }
 
 impl Workload {
+    /// The network that its instances get. `None`: that of their nodes.
+    pub(super) fn take_network(&mut self) -> Option<Network> {
+        self.network.take()
+    }
+
     /// The node that the workload asks for: a UUID or the beginning of one. `None` if it asks for
     /// no node.
     pub(super) fn node(&self) -> Option<&str> {
@@ -312,7 +330,10 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let keys = keys.map_err(|e| e.to_string())?;
     let named = keys.is_one_instance();
     let start = keys.start()?;
-    check_isolation(&start).map_err(|why| format!("tenant: {why}"))?;
+    // A tenant by its name gives the instances its network later.
+    if !is_of_named_tenant(&start) {
+        check_isolation(&start).map_err(|why| format!("tenant: {why}"))?;
+    }
     // As in START: of two further documents the first is user data; a single one is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
     let mut raw = || {
@@ -379,9 +400,34 @@ mod tests {
     }
 
     #[test]
-    fn a_file_for_a_tenant_without_an_address_is_refused() {
-        let why = parse(b"command: [a]\ntenant: blue\n").err().unwrap();
+    fn a_file_with_the_uuid_of_a_tenant_and_no_address_is_refused() {
+        let file = b"command: [a]\ntenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50\n";
+        let why = parse(file).err().unwrap();
         assert!(why.starts_with("tenant: no address"), "{why}");
+    }
+
+    #[test]
+    fn a_tenant_that_a_file_names_gives_its_instances_the_network() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            workload: WorkloadArgs,
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (text, flags, network) in [
+            ("command: [a]\ntenant: blue\n", &[][..], Some("blue")),
+            ("start:\n  command: [a]\n  tenant_uuid: blue\n", &[], Some("blue")),
+            ("command: [a]\ntenant: blue\n", &["--tenant", "red"], Some("red")),
+            ("command: [a]\n", &[], None),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            let words = ["start", "-f", file.path().to_str().unwrap()];
+            let line = <Line as clap::Parser>::parse_from(words.iter().chain(flags));
+            let mut workload = line.workload.workload().unwrap();
+            let found = workload.take_network().map(|network| network.tenant);
+            assert_eq!(found.as_deref(), network, "{text} {flags:?}");
+            assert!(workload.starts().next().unwrap().start.tenant_uuid.is_empty());
+        }
     }
 
     #[test]

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!  file, standard input ─▶ Digits, if it is text ─▶ Frames ─▶ print, JSON
-//!                                                        └ Walk: one frame, field by field
+//!                                                        └ Walk: one frame, part by part ─▶ the codec
 //! ```
 //!
-//! The input is read field by field and not by the codec, so that a frame that the codec refuses is
-//! still shown up to the wrong byte. If the length of a faulty frame is known, the next frame is read. If
-//! the length itself is wrong, decoding stops.
+//! The codec decodes each part of a frame on its own and notes its fields, so a frame that a session would
+//! refuse is still shown up to the wrong byte. If the length of a faulty frame is known, the next frame is read.
+//! If the length itself is wrong, decoding stops.
 //!
 //! The input may be endless: one frame is in memory at a time.
 //!
@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `digits` | reads hexadecimal digits as bytes |
 //! | `frame` | the part of a frame that could be decoded, in text and JSON |
-//! | `walk` | the fields of one frame, and their faults |
+//! | `walk` | the parts of one frame, and their faults |
 
 mod digits;
 mod frame;

@@ -152,7 +152,7 @@ fn each_fault_is_reported_with_its_offset() {
         ),
         (
             &[0x80, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 2],
-            "offset 0xc: trace block version 2, not 1",
+            "offset 0xc: trace block has version 2, not 1",
         ),
         (
             &[0x80, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 1, 3],

@@ -1,293 +1,176 @@
-//! The child processes of a demo.
+//! The directory of a demo, and the processes that run in it.
+//!
+//! ```text
+//!  demo ──── pipe ────▶ caretaker      the pipe ends when the demo ends in any way
+//!   └ scheduler, agents ◀───┤ SIGTERM, SIGKILL
+//!       └ workloads ◀───────┤
+//!   directory ◀─────────────┘ removed
+//! ```
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io;
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
 use rustix::process::{Pid, Signal, kill_process};
+use uuid::Uuid;
 
-use crate::clock::now;
 use crate::failure::Failure;
 use crate::output::{note, printable};
 use crate::service_manager;
-use crate::signals::Stop;
 
-/// The time limit for the first lines of a process.
-const FIRST_LINES: Duration = Duration::from_secs(60);
-/// The time limit for the end of a process after SIGTERM. A daemon ends itself by force much earlier.
-const END: Duration = Duration::from_secs(30);
-/// The time between two checks whether a process has ended or printed its line.
-const POLL: Duration = Duration::from_millis(5);
+/// Waits for the end of the demo, ends the remaining processes, and removes the directory `$1`. Workloads
+/// outlive agents on purpose, so they and their supervisors are found by the name of the directory. If
+/// processes had to be killed, the exit code is 1.
+const CARETAKER: &str = r#"trap '' HUP INT TERM; cat >/dev/null; code=0
+for i in $(seq 200); do
+  pids=$(grep -lzsE "^(DEMO=$1\$|(SSNTP_DIR=)?/.*/$1/.*/instances/)" /proc/[0-9]*/environ /proc/[0-9]*/cmdline |
+    sed 's,^/proc/,,; s,/.*,,')
+  [ -z "$pids" ] && break
+  case $i in 1) kill -TERM $pids ;; [3-9]?|1??) code=1; kill -KILL $pids ;; esac 2>/dev/null
+  sleep 0.1
+done
+rm -rf "$1"; exit $code"#;
 
-/// The children, in the order in which they were started. The output files of each child are in the
-/// demo's directory: NAME.out and NAME.log. Dropping this ends all children.
+/// The processes of a demo, in the order in which they were started. The output of each is in the
+/// directory: NAME.out and NAME.log. If this is dropped, the caretaker kills them.
 pub(super) struct Processes {
     directory: PathBuf,
+    /// The name of the directory, which is in the environment of each process.
+    name: String,
+    caretaker: Child,
     running: Vec<(String, Child)>,
 }
 
 impl Processes {
-    pub(super) fn new(directory: &Path) -> Self {
-        Self {
-            directory: directory.to_owned(),
-            running: Vec::new(),
-        }
+    /// Makes the directory, and starts the process that removes it.
+    pub(super) fn new() -> Result<Self, Failure> {
+        let name = format!("ssntp-demo-{}", Uuid::new_v4());
+        let parent = std::env::temp_dir().canonicalize()?;
+        let directory = parent.join(&name);
+        let made = DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(|e| Failure::at(&directory, e))?;
+        let mut caretaker = Command::new("sh");
+        caretaker
+            .args(["-c", CARETAKER, "caretaker", &name])
+            .current_dir(parent);
+        // In a new process group, so that Ctrl-C does not end it.
+        caretaker.process_group(0).stdin(Stdio::piped());
+        let caretaker = caretaker.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let running = Vec::new();
+        Ok(Self {
+            directory,
+            name,
+            caretaker,
+            running,
+        })
     }
 
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Starts this program with these words as a child, and blocks until its first line. Returns the
-    /// line and the PID.
-    pub(super) fn start(&mut self, name: &str, words: &str, stop: &Stop) -> Result<(String, u32), Failure> {
-        self.start_in(name, "", words, stop)
+    /// The path of a file in the directory.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
     }
 
-    /// As [`start`](Self::start), in a new network namespace that the shell script prepares. With an
-    /// empty script, the child stays in the demo's namespace.
-    pub(super) fn start_in(
-        &mut self,
-        name: &str,
-        script: &str,
-        words: &str,
-        stop: &Stop,
-    ) -> Result<(String, u32), Failure> {
-        let own = self.command(name, program()?, words.split_whitespace())?;
-        let command = match script {
-            "" => own,
-            script => {
-                let begin = ["--net", "sh", "-c", script].map(OsStr::new).into_iter();
-                let rest = std::iter::once(own.get_program()).chain(own.get_args());
-                self.command(name, "unshare".into(), begin.chain(rest))?
-            }
-        };
-        let pid = self.run(name, command)?;
-        Ok((self.line(name, "", stop)?, pid))
+    /// What a file in the directory holds: the output of a process, NAME.out, or its errors, NAME.log.
+    pub(super) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Starts a program as a child, without waiting for its first line. Returns the PID.
-    pub(super) fn spawn(&mut self, name: &str, program: PathBuf, words: &str) -> Result<u32, Failure> {
-        let command = self.command(name, program, words.split_whitespace())?;
-        self.run(name, command)
-    }
-
-    fn run(&mut self, name: &str, mut command: Command) -> Result<u32, Failure> {
-        let child = command.spawn().map_err(|e| cannot_start(name, &e))?;
+    /// Starts a program that runs until [`end`](Self::end). Returns its PID.
+    pub(super) fn start(&mut self, name: &str, program: &str, words: &[String]) -> Result<u32, Failure> {
+        let child = self.spawn(name, program, words)?;
         let pid = child.id();
         self.running.push((name.to_owned(), child));
         Ok(pid)
     }
 
-    /// Blocks until a child has printed a line that begins with `begin`, and returns the line.
-    pub(super) fn line(&mut self, name: &str, begin: &str, stop: &Stop) -> Result<String, Failure> {
-        let deadline = now() + FIRST_LINES;
-        loop {
-            let printed = fs::read_to_string(self.file(name, "out")).unwrap_or_default();
-            let mut lines = printed
-                .split_inclusive('\n')
-                .filter_map(|line| line.strip_suffix('\n'));
-            if let Some(line) = lines.find(|line| line.starts_with(begin)) {
-                return Ok(line.to_owned());
-            }
-            if stop.requested() {
-                return Err(stop.interrupted());
-            }
-            if let Some(ended) = self.missing() {
-                return Err(Failure::new(format!("the {ended} has ended")));
-            }
-            if now() >= deadline {
-                return Err(Failure::new(format!("the {name} prints nothing")));
-            }
-            pause();
-        }
-    }
-
-    /// Starts this program with these words, for one command. `traceparent` is its trace context.
-    pub(super) fn ctl(
-        &self,
-        words: impl Iterator<Item = String>,
-        traceparent: Option<&str>,
-    ) -> Result<Ctl, Failure> {
-        let mut command = self.command("ctl", program()?, words)?;
-        // The demo shows what the command prints, so the user's settings must not add log lines or a
-        // trace. The daemons keep RUST_LOG, because their logs are only files.
-        command.env_remove("RUST_LOG").env_remove("TRACEPARENT");
-        command.envs(traceparent.map(|value| ("TRACEPARENT", value)));
-        Ok(Ctl {
-            child: command.spawn().map_err(|e| cannot_start("ctl", &e))?,
-            stdout: self.file("ctl", "out"),
-            stderr: self.file("ctl", "log"),
-        })
-    }
-
-    /// The command of a child, in a new process group, because Ctrl-C is for the demo, which then ends
-    /// the child.
-    fn command<W: AsRef<OsStr>>(
-        &self,
-        name: &str,
-        program: PathBuf,
-        words: impl Iterator<Item = W>,
-    ) -> Result<Command, Failure> {
-        // The output goes to files, because a pipe that is not read during the steps would block the
-        // child.
-        let file = |end| File::create(self.file(name, end)).map_err(|e| cannot_start(name, &e));
+    /// Starts a program in a new process group, because Ctrl-C is for the demo. Its output goes to files,
+    /// because a pipe that is not read would block it.
+    pub(super) fn spawn(&self, name: &str, program: &str, words: &[String]) -> Result<Child, Failure> {
         let mut command = Command::new(program);
+        // The demo's cluster has none of the user's settings.
+        let is_setting = |name: &std::ffi::OsString| name.as_encoded_bytes().starts_with(b"SSNTP_");
+        for name in std::env::vars_os().map(|(name, _)| name).filter(is_setting) {
+            command.env_remove(name);
+        }
+        service_manager::hide_from(&mut command);
         command
             .args(words)
             .current_dir(&self.directory)
             .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(file("out")?)
-            .stderr(file("log")?);
-        // The demo's cluster has none of the user's settings.
-        for (name, _) in std::env::vars_os() {
-            if name.as_encoded_bytes().starts_with(b"SSNTP_") {
-                command.env_remove(name);
-            }
-        }
-        service_manager::hide_from(&mut command);
-        Ok(command)
+            .stdin(Stdio::null());
+        command
+            .env("DEMO", &self.name)
+            .env("TRACEPARENT", super::TRACE)
+            .env_remove("RUST_LOG");
+        command.stdout(File::create(self.path(&format!("{name}.out")))?);
+        command.stderr(File::create(self.path(&format!("{name}.log")))?);
+        command
+            .spawn()
+            .map_err(|e| Failure::new(format!("cannot start the {name}: {e}")))
     }
 
-    fn file(&self, name: &str, end: &str) -> PathBuf {
-        self.directory.join(format!("{name}.{end}"))
-    }
-
-    /// The PID of a child.
-    pub(super) fn pid(&self, name: &str) -> Option<i32> {
-        let mut running = self.running.iter();
-        let (_, child) = running.find(|(running, _)| running == name)?;
-        i32::try_from(child.id()).ok()
-    }
-
-    /// The name of a child that has ended by itself.
-    pub(super) fn missing(&mut self) -> Option<&str> {
+    /// Fails if a process has ended by itself.
+    pub(super) fn check(&mut self) -> Result<(), Failure> {
         let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
-        let mut children = self.running.iter_mut();
-        children.find_map(|(name, child)| ended(child).then_some(name.as_str()))
+        match self
+            .running
+            .iter_mut()
+            .find_map(|(name, child)| ended(child).then_some(name))
+        {
+            Some(name) => Err(Failure::new(format!("the {name} has ended"))),
+            None => Ok(()),
+        }
     }
 
-    /// Prints the last lines of each child's standard error.
+    /// Sends a signal to a process, if it runs.
+    pub(super) fn signal(&mut self, name: &str, signal: Signal) {
+        let named = self.running.iter_mut().find(|(running, _)| running == name);
+        if let Some((_, child)) = named
+            && let Ok(None) = child.try_wait()
+        {
+            let _ = kill_process(Pid::from_child(child), signal);
+        }
+    }
+
+    /// Ends a process by a signal.
+    pub(super) fn end_one(&mut self, name: &str, signal: Signal) {
+        self.signal(name, signal);
+        if let Some(at) = self.running.iter().position(|(running, _)| running == name) {
+            let _ = self.running.remove(at).1.wait();
+        }
+    }
+
+    /// Ends all processes, and removes the directory.
+    pub(super) fn end(mut self) -> Result<(), Failure> {
+        drop(self.caretaker.stdin.take());
+        if self.caretaker.wait()?.success() {
+            Ok(())
+        } else {
+            Err(Failure::new("some processes had not ended, and were killed"))
+        }
+    }
+
+    /// Prints the last lines of each process's errors.
     pub(super) fn print_logs(&self) {
         for (name, _) in &self.running {
-            let text = fs::read_to_string(self.file(name, "log")).unwrap_or_default();
+            let text = self.read(&format!("{name}.log"));
             let lines: Vec<_> = text.lines().collect();
             for line in &lines[lines.len().saturating_sub(5)..] {
                 note(format_args!("{name}: {}", printable(line)));
             }
         }
     }
-
-    /// Ends every child in order, the last one first. Fails if a child ends with an error, or has to be
-    /// killed.
-    pub(super) fn end(&mut self) -> Result<(), Failure> {
-        let mut result = Ok(());
-        // The scheduler is the first child, and so the last to end: agents without a scheduler would log
-        // that they cannot connect.
-        while let Some((name, child)) = self.running.pop() {
-            result = result.and(end_in_order(&name, child));
-        }
-        result
-    }
-
-    /// Kills one child, if it runs.
-    pub(super) fn kill(&mut self, name: &str) {
-        if let Some(mut child) = self.take(name) {
-            end_of(&mut child, now());
-        }
-    }
-
-    /// Ends one child in order, if it runs.
-    pub(super) fn end_one(&mut self, name: &str) -> Result<(), Failure> {
-        self.take(name).map_or(Ok(()), |child| end_in_order(name, child))
-    }
-
-    fn take(&mut self, name: &str) -> Option<Child> {
-        let at = self.running.iter().position(|(running, _)| running == name)?;
-        Some(self.running.remove(at).1)
-    }
-}
-
-fn end_in_order(name: &str, mut child: Child) -> Result<(), Failure> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    if name == "etcd" {
-        // A signal ends etcd, which would count as an error. Its data is not needed any more.
-        end_of(&mut child, now());
-        return Ok(());
-    }
-    if let (Some(pid), Ok(None)) = (pid, child.try_wait()) {
-        let _ = kill_process(pid, Signal::TERM);
-    }
-    match end_of(&mut child, now() + END) {
-        true => Ok(()),
-        false => Err(Failure::new(format!("the {name} did not end in order"))),
-    }
 }
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        let _ = self.end();
+        drop(self.caretaker.stdin.take());
+        let _ = self.caretaker.wait();
     }
-}
-
-/// A run of `ssntp ctl`. Dropping it kills the process.
-pub(super) struct Ctl {
-    child: Child,
-    stdout: PathBuf,
-    stderr: PathBuf,
-}
-
-impl Ctl {
-    /// The exit code and both outputs, once it has ended.
-    pub(super) fn ended(&mut self) -> Option<(Option<i32>, String, String)> {
-        let status = self.child.try_wait().ok()??;
-        let text = |path| fs::read_to_string(path).unwrap_or_default();
-        Some((status.code(), text(&self.stdout), text(&self.stderr)))
-    }
-
-    /// Blocks until it has ended, or kills it after this time.
-    pub(super) fn end(mut self, limit: Duration) {
-        end_of(&mut self.child, now() + limit);
-    }
-}
-
-impl Drop for Ctl {
-    fn drop(&mut self) {
-        end_of(&mut self.child, now());
-    }
-}
-
-fn cannot_start(name: &str, error: &io::Error) -> Failure {
-    Failure::new(format!("cannot start the {name}: {error}"))
-}
-
-/// This program, for a child.
-pub(super) fn program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|e| Failure::new(format!("the path of this program: {e}")))
-}
-
-/// Blocks until the end of a child, and kills it at the deadline. Returns true if it ended by itself
-/// with exit code 0.
-pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
-    while now() < deadline {
-        if let Ok(Some(status)) = child.try_wait() {
-            return status.success();
-        }
-        pause();
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-    false
-}
-
-/// Sleeps for 5 ms, in waits for changes that cause no event.
-pub(in crate::cmd) fn pause() {
-    let never = crossbeam_channel::never::<()>();
-    let _: Result<(), RecvTimeoutError> = never.recv_timeout(POLL);
 }

@@ -10,16 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use crossbeam_channel::Sender;
 use ssntp::Role;
+use ssntp::client::Request;
 use ssntp::payload::Servers;
-use ssntp::proto::{Event, Frame, FrameKind, Operands, Run};
-use ssntp::server::{ClusterHandler, Context, Decision, Handler, Rules, SessionInfo};
+use ssntp::proto::{Frame, FrameKind, Operands, Run};
+use ssntp::server::{ClusterHandler, Context, Filter, Handler, Rules, SessionInfo};
 use ssntp_engine::Membership;
 use ssntp_scheduler::add_members;
 
 use super::super::listen;
 use crate::failure::Failure;
 use crate::output::{Output, note};
-use crate::receipt::{Question, sessions};
+use crate::receipt::{self, Question, sessions};
 
 /// The maximum number of frames that wait to be printed. It bounds the memory of a server whose output is
 /// read slowly.
@@ -28,7 +29,7 @@ pub(super) const SHOWN: usize = 1024;
 /// The handler of `ssntp server`. It runs on the dispatcher, so it never blocks.
 pub(super) struct Application {
     /// Never contended: a reload changes it on the dispatcher as well.
-    pub(super) receivers: Arc<Mutex<Receivers>>,
+    pub(super) table: Arc<Mutex<Table>>,
     pub(super) show: Option<Sender<Shown>>,
     /// The number of frames that were dropped since the last frame that was queued.
     pub(super) missed: u64,
@@ -36,78 +37,70 @@ pub(super) struct Application {
     pub(super) cluster: Arc<OnceLock<Weak<Membership>>>,
 }
 
-/// The roles to which frames of each kind are forwarded.
-pub(super) type Receivers = Vec<(FrameKind, Role)>;
-
-pub(super) fn receivers(rules: &Rules, operands: &Operands) -> Receivers {
-    let kinds = FrameKind::all().chain(operands.applications().map(|(kind, _)| kind));
-    kinds
-        .filter_map(|kind| Some((kind, rules.receivers(kind)?)))
-        .collect()
+/// The roles to which frames of each kind are forwarded, and those that may send them.
+pub(super) struct Table {
+    receivers: Vec<(FrameKind, Role)>,
+    filter: Filter,
 }
 
-/// The forwarding rules, with one exception: questions to the server are not forwarded.
-pub(super) fn forwarding(receivers: &Receivers) -> Rules {
-    let mut rules = Rules::new();
-    for (kind, to) in receivers.iter().copied() {
-        rules = match kind == Event::TRACE_REPORT {
-            false => rules.multicast(kind, to),
-            true => rules.route(kind, move |frame, from, directory| {
-                if matches!(Question::of(frame), Some(Question::Sessions(_))) {
-                    return Decision::Discard;
-                }
-                let others = directory.with_role(to).map(SessionInfo::uuid);
-                Decision::Forward(others.filter(|uuid| *uuid != from).collect())
-            }),
-        };
+impl Table {
+    pub(super) fn new(rules: &Rules, filter: Filter, operands: &Operands) -> Self {
+        let kinds = FrameKind::all().chain(operands.applications().map(|(kind, _)| kind));
+        let receivers = kinds.filter_map(|kind| Some((kind, rules.receivers(kind)?)));
+        let receivers = receivers.collect();
+        Self { receivers, filter }
     }
-    rules
-}
 
-/// Locks the table. It is only ever replaced as a whole, so it is valid even after a panic.
-pub(super) fn lock(receivers: &Mutex<Receivers>) -> MutexGuard<'_, Receivers> {
-    receivers.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Application {
     fn to(&self, kind: FrameKind) -> Role {
-        let receivers = lock(&self.receivers);
-        let rule = receivers.iter().find(|(of, _)| *of == kind);
+        let rule = self.receivers.iter().find(|(of, _)| *of == kind);
         rule.map_or(Role::NONE, |(_, to)| *to)
     }
 }
 
+/// Locks the table. It is only ever replaced as a whole, so it is valid even after a panic.
+pub(super) fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Application {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
+    }
+}
+
 impl Handler for Application {
+    fn request(&mut self, cx: &mut Context<'_>, from: &SessionInfo, request: Request) {
+        let question = Some(request.payload()).filter(|_| request.kind() == receipt::RECEIVERS);
+        let question = question.and_then(Question::read).unwrap_or_default();
+        // The client that asked may have disconnected meanwhile; the answer is lost then.
+        let _ = match (question.kind(), question.role()) {
+            (Some(kind), _) if !self.table().filter.allows(from.role(), kind) => {
+                cx.refuse(&request, receipt::NOT_ALLOWED)
+            }
+            (Some(kind), _) => {
+                let others = others(cx, from, self.table().to(kind));
+                cx.reply(&request, receipt::reply(others))
+            }
+            (None, Some(role)) => {
+                let others = others(cx, from, role);
+                cx.reply(&request, receipt::reply(others))
+            }
+            (None, None) => cx.refuse(&request, "not_answered"),
+        };
+    }
+
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
-        // A frame with a question has a trace, and frames with a trace come one by one, through
-        // `frame`.
         if self.show.is_some() {
             run.frames().for_each(|frame| self.frame(cx, from, frame));
         }
     }
 
     fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
-        let question = Question::of(&frame);
-        if question.is_none() && self.show.is_none() {
-            return;
-        }
-        let is_for_server = matches!(question, Some(Question::Sessions(_)));
-        let role = match question {
-            Some(Question::Sessions(role)) => role,
-            _ => self.to(frame.kind()),
-        };
-        let directory = cx.directory();
-        let others = directory.with_role(role);
-        let others = others.filter(|other| other.uuid() != from.uuid()).count();
-        if let Some(answer) = question.and_then(|question| question.answer(frame.kind(), others)) {
-            // The sender may have disconnected meanwhile; its answer is lost then.
-            let _ = cx.send(from.uuid(), &answer);
-        }
-        if let Some(show) = self.show.as_ref().filter(|_| !is_for_server) {
+        if let Some(show) = &self.show {
             let shown = Shown {
                 from: from.clone(),
+                receivers: others(cx, from, self.table().to(frame.kind())),
                 frame,
-                receivers: others,
                 missed: self.missed,
             };
             self.missed = match show.try_send(shown) {
@@ -128,6 +121,15 @@ impl ClusterHandler for Application {
             add_members(servers, &membership.view());
         }
     }
+}
+
+/// The number of the other sessions with one of these roles.
+fn others(cx: &Context<'_>, from: &SessionInfo, role: Role) -> usize {
+    let directory = cx.directory();
+    let others = directory
+        .with_role(role)
+        .filter(|other| other.uuid() != from.uuid());
+    others.count()
 }
 
 /// A frame to be printed.

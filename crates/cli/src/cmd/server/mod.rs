@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `forwarding` | the answers to questions of senders, and the printing of frames |
+//! | `forwarding` | the answers to senders that ask for the number of receivers, and the printing of frames |
 //! | `dev` | the certificates and the context that `--dev` makes |
 
 mod dev;
@@ -20,7 +20,7 @@ use ssntp::server::{Federation, Filter, FilterAction, RuleError, Rules, Server, 
 use ssntp::transport::Address;
 
 use self::dev::Dev;
-use self::forwarding::{Application, Receivers, SHOWN, forwarding, lock, receivers};
+use self::forwarding::{Application, SHOWN, Table, lock};
 use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
@@ -32,6 +32,7 @@ use crate::daemon::{Daemon, Next, Presence, ended, on};
 use crate::failure::Failure;
 use crate::input;
 use crate::join::{self, JoinArgs};
+use crate::receipt::{RECEIVERS, with_receipts};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
@@ -46,8 +47,8 @@ use crate::watched::Watched;
 /// On SIGHUP, and when these files change, --ca, --cert, --crl, --config and
 /// --config-file are read again, except with --dev. Sessions continue, except those whose
 /// certificate is no longer valid, and clients receive a CONFIGURE if --config has
-/// changed. Of --config-file, the keys allow, forward, filter and filter-action are
-/// applied; all other keys need a restart.
+/// changed. Of --config-file, the keys allow, ca, cert, config, crl, crl-strict, filter,
+/// filter-action, forward and key are applied; all other keys need a restart.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -141,6 +142,21 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// The keys of --config-file that a reload applies. `show` is not among them: frames of a new rule are printed
+/// if frames were printed from the start.
+const RELOADED: &[&str] = &[
+    "allow",
+    "ca",
+    "cert",
+    "config",
+    "crl",
+    "crl-strict",
+    "filter",
+    "filter-action",
+    "forward",
+    "key",
+];
+
 #[rustfmt::skip] // A table: one row a word.
 const FILTERS: Choices<fn() -> Filter> = &[
     ("allow-all", "Every role may send all frames", Filter::allow_all),
@@ -217,6 +233,8 @@ impl Args {
                 "--filter allows no role to send {name}, which --application registers; give --allow {name}=ROLE"
             )));
         }
+        // Every client may ask how many sessions receive its frames.
+        let filter = filter.allow(RECEIVERS, Role::ALL);
         Ok(filter.action(self.filter_action))
     }
 
@@ -263,21 +281,20 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     read.watched = read.watched.with(configuration_file);
     let (shown, show) = crossbeam_channel::bounded(SHOWN);
     let operands = args.applications.operands()?;
-    let receivers = receivers(&rules, &operands);
-    let rules = forwarding(&receivers);
-    let receivers = Arc::new(Mutex::new(receivers));
+    let filter = args.filter()?;
+    let table = Arc::new(Mutex::new(Table::new(&rules, filter.clone(), &operands)));
     let cluster = Arc::new(OnceLock::new());
     let application = Application {
-        receivers: Arc::clone(&receivers),
+        table: Arc::clone(&table),
         show: (args.show || args.dev).then_some(shown),
         missed: 0,
         cluster: Arc::clone(&cluster),
     };
     let mut config = ServerConfig::new(identity, trust)
         .rules(rules)
-        .filter(args.filter()?)
+        .filter(filter)
         .max_payload(args.max_payload)
-        .operands(operands.clone())
+        .operands(with_receipts(operands.clone()))
         .handshake_timeout(args.handshake_timeout.into())
         .slow_consumer(args.slow_consumer)
         .operators(Role::CONTROLLER)
@@ -312,26 +329,13 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             .admin
             .pages(admin::of_server(server.handle(), join::weak(membership.as_ref()))),
         status: Box::new(move || sessions(&handle)),
-        // `show` is not among them: frames of a new rule are printed if frames were printed from
-        // the start.
-        reloaded: &[
-            "allow",
-            "ca",
-            "cert",
-            "config",
-            "crl",
-            "crl-strict",
-            "filter",
-            "filter-action",
-            "forward",
-            "key",
-        ],
+        reloaded: RELOADED,
     };
     let running = Running {
         server: &server,
         args: &args,
         operands,
-        receivers,
+        table,
     };
     let mut is_read = true;
     let mut arms = vec![
@@ -417,7 +421,7 @@ struct Running<'a> {
     server: &'a Server,
     args: &'a Args,
     operands: Operands,
-    receivers: Arc<Mutex<Receivers>>,
+    table: Arc<Mutex<Table>>,
 }
 
 impl Running<'_> {
@@ -445,7 +449,7 @@ impl Running<'_> {
         let mut read = args.files().map(renew).transpose()?.unwrap_or_default();
         read.watched = read.watched.with(configuration_file);
         if let Some(rules) = rules {
-            self.take_rules(&rules, filter)?;
+            self.take_rules(rules, filter)?;
         }
         if let Some(yaml) = configuration {
             self.take_configuration(yaml)?;
@@ -453,13 +457,13 @@ impl Running<'_> {
         Ok(read)
     }
 
-    fn take_rules(&self, rules: &Rules, filter: Filter) -> Result<(), Failure> {
-        let shared = Arc::clone(&self.receivers);
-        let receivers = receivers(rules, &self.operands);
+    fn take_rules(&self, rules: Rules, filter: Filter) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.table);
+        let table = Table::new(&rules, filter.clone(), &self.operands);
         self.server.handle().with(move |cx| {
-            cx.set_rules(forwarding(&receivers))?;
+            cx.set_rules(rules)?;
             cx.set_filter(filter);
-            *lock(&shared) = receivers;
+            *lock(&shared) = table;
             Ok::<_, RuleError>(())
         })??;
         Ok(())
@@ -479,5 +483,30 @@ impl Running<'_> {
             cx.multicast(to, &Frame::with_payload(Command::CONFIGURE, yaml))
         })??;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args as _;
+
+    use super::*;
+
+    #[test]
+    fn the_help_names_the_keys_that_a_reload_applies() {
+        let help = Args::augment_args(clap::Command::new("server"))
+            .get_long_about()
+            .unwrap()
+            .to_string();
+        let help = help.replace('\n', " ");
+        let keys = help
+            .split("the keys ")
+            .nth(1)
+            .unwrap()
+            .split(" are applied")
+            .next()
+            .unwrap();
+        let keys: Vec<_> = keys.split(", ").flat_map(|key| key.split(" and ")).collect();
+        assert_eq!(keys, RELOADED);
     }
 }

@@ -7,17 +7,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
+use serde_json::Value;
 use ssntp::client::{Client, Request, RequestError};
 use ssntp::proto::{Frame, FrameKind, Operands};
 use ssntp_transport::threads;
 use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload};
-use super::receipts::Receipts;
 use super::{FLUSH, write};
 use crate::clock::now;
 use crate::failure::Failure;
 use crate::input;
+use crate::receipt::{self, Question};
 
 /// The longest line, in bytes: the longest payload as base64, or as text in which an escape
 /// doubles every character, and the rest of the line.
@@ -91,7 +92,6 @@ impl Asked {
 pub(super) struct Input {
     pub(super) client: Arc<Client>,
     pub(super) asked: Arc<Asked>,
-    pub(super) receipts: Arc<Receipts>,
     pub(super) operands: Operands,
     pub(super) timeout: Duration,
     /// The threads of requests. Threads that have ended are removed before the next request.
@@ -131,7 +131,6 @@ impl Input {
         for request in self.requests.drain(..) {
             let _ = request.join();
         }
-        self.receipts.await_all();
         // If the client has ended, the reason is reported elsewhere.
         match self.client.flush(FLUSH) || self.client.ended().is_some() {
             true => Ok(()),
@@ -154,8 +153,7 @@ impl Input {
         }
     }
 
-    /// Executes a line. Returns false if another thread writes the answer: the thread of a request,
-    /// or the main thread for a frame with a receipt.
+    /// Executes a line. Returns false if the thread of a request writes the answer.
     fn act(&mut self, line: Line) -> Result<bool, Error> {
         match line {
             Line::Send {
@@ -164,7 +162,7 @@ impl Input {
                 payload: text,
                 payload_base64,
                 timeout,
-                receipt,
+                receipt: is_counted,
             } => {
                 let frame = Frame::with_payload(self.kind(&operand)?, payload(text, payload_base64)?);
                 if !self.operands.may_be_sent(frame.kind()) {
@@ -173,17 +171,15 @@ impl Input {
                     return Err(Error::new("bad_operand", why));
                 }
                 let left = connected(&self.client, self.limit(timeout)?)?;
-                if receipt {
-                    let (number, frame) = self.receipts.ask(&self.client, id, frame, left)?;
-                    let sent = self.client.send_timeout(frame, left);
-                    sent.map_err(|unsent| {
-                        self.receipts.forget(number);
-                        Error::from(unsent.fault())
-                    })?;
+                if is_counted {
+                    // The request follows its frame, on the same session or not at all.
+                    let question = Question::receivers(frame.kind());
+                    let sessions = self.client.handle().counters().sessions;
+                    self.send(frame, left)?;
+                    self.on_a_thread(move |client| counted(client, id, &question, sessions, left))?;
                     return Ok(false);
                 }
-                let sent = self.client.send_timeout(frame, left);
-                sent.map_err(|unsent| Error::from(unsent.fault()))?;
+                self.send(frame, left)?;
             }
             Line::Request {
                 id,
@@ -232,25 +228,53 @@ impl Input {
         }
     }
 
+    fn send(&self, frame: Frame, limit: Duration) -> Result<(), Error> {
+        let sent = self.client.send_timeout(frame, limit);
+        sent.map_err(|unsent| Error::from(unsent.fault()))
+    }
+
     /// Sends a request on another thread, which writes the answer.
     fn request(&mut self, id: Id, to: Uuid, frame: Frame, limit: Duration) -> Result<(), Error> {
+        self.on_a_thread(move |client| {
+            let connected = connected(client, limit);
+            let reply = connected.and_then(|left| Ok(client.request_to(to, frame, left)?));
+            answer(&id, reply.map(Some))
+        })
+    }
+
+    /// Runs a request on another thread, and writes its line.
+    fn on_a_thread(&mut self, request: impl FnOnce(&Client) -> Value + Send + 'static) -> Result<(), Error> {
         self.requests.retain(|request| !request.is_finished());
         if self.requests.len() >= MAX_REQUESTS {
             let why = format!("{MAX_REQUESTS} requests wait for answers, which is the most");
             return Err(Error::new("too_many", why));
         }
         let client = Arc::clone(&self.client);
-        let request = move || {
-            let connected = connected(&client, limit);
-            let reply = connected.and_then(|left| Ok(client.request_to(to, frame, left)?));
-            // If the output is no longer read, the main thread notices that itself.
-            let _ = write(&answer(&id, reply.map(Some)));
-        };
-        let request = threads::spawn("ssntp-request", request);
+        // If the output is no longer read, the main thread notices that itself.
+        let request = threads::spawn("ssntp-request", move || drop(write(&request(&client))));
         self.requests
             .push(request.map_err(|e| Error::new("failed", Failure::thread(e)))?);
         Ok(())
     }
+}
+
+/// Asks the server for the receivers of a frame that was sent when the client had had this number of
+/// sessions. Returns the line with the answer.
+fn counted(client: &Client, id: Id, question: &Question, sessions: u64, limit: Duration) -> Value {
+    let asked = receipt::receivers(client.handle().request(question.frame(), limit));
+    let receivers = asked.map_err(Error::from).and_then(|receivers| {
+        if client.handle().counters().sessions != sessions {
+            let why = "the session ended before the server answered; the frame may be lost";
+            return Err(Error::new("disconnected", why));
+        }
+        let why = "this server does not report how many sessions receive a frame; it has taken the frame";
+        receivers.ok_or_else(|| Error::new("no_receipts", why))
+    });
+    let mut line = answer(&id, receivers.as_ref().map(|_| None).map_err(Error::clone));
+    if let Ok(receivers) = receivers {
+        line["receivers"] = receivers.into();
+    }
+    line
 }
 
 /// Blocks until there is a session, and returns the rest of the time limit.

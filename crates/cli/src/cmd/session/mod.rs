@@ -16,11 +16,9 @@
 //! |---|---|
 //! | `input` | reads and executes lines |
 //! | `line` | the JSON of lines, both read and written |
-//! | `receipts` | the server's answers how many sessions received a frame |
 
 mod input;
 mod line;
-mod receipts;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,11 +29,11 @@ use ssntp::client::{Backoff, Client, ClientError, ClientEvent};
 use ssntp::proto::Operands;
 
 use self::input::{Asked, Input};
-use self::receipts::Receipts;
 use crate::application::Applications;
 use crate::connection::{self, Complaint, Connection, Renewal, closed, ended};
 use crate::failure::Failure;
 use crate::output::{print_json, reader_is_gone};
+use crate::receipt::{self, with_receipts};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -82,16 +80,14 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
 fn hold(args: &Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
-    let operands = args.applications.operands()?;
+    let operands = with_receipts(args.applications.operands()?);
     let (config, renewal) = args.connection.config(&stop)?;
     let config = config.tracing(true).operands(operands.clone()).backoff(BACKOFF);
     let client = Arc::new(Client::start(config)?);
     let asked = Arc::new(Asked::default());
-    let receipts = Arc::new(Receipts::default());
     let input = Input {
         client: Arc::clone(&client),
         asked: Arc::clone(&asked),
-        receipts: Arc::clone(&receipts),
         operands: operands.clone(),
         timeout: args.timeout.into(),
         requests: Vec::new(),
@@ -100,7 +96,6 @@ fn hold(args: &Args) -> Result<(), Failure> {
     Session {
         client: &client,
         asked: &asked,
-        receipts: &receipts,
         operands,
         complaint: Complaint::default(),
         renewal,
@@ -112,7 +107,6 @@ fn hold(args: &Args) -> Result<(), Failure> {
 struct Session<'a> {
     client: &'a Client,
     asked: &'a Asked,
-    receipts: &'a Receipts,
     operands: Operands,
     complaint: Complaint,
     renewal: Renewal,
@@ -142,7 +136,6 @@ impl Session<'_> {
                     if reader_is_gone() {
                         return Ok(());
                     }
-                    self.receipts.late().iter().try_for_each(write)?;
                     self.report_failures()?;
                 }
             }
@@ -159,10 +152,8 @@ impl Session<'_> {
 
     fn report(&mut self, event: ClientEvent) -> Result<(), Failure> {
         match event {
-            ClientEvent::Frame(frame) => match self.receipts.take(&frame) {
-                Some(receipt) => write(&receipt),
-                None => write(&line::frame(&frame, &self.operands)),
-            },
+            ClientEvent::Frame(frame) if receipt::is_refusal(&frame) => Ok(()),
+            ClientEvent::Frame(frame) => write(&line::frame(&frame, &self.operands)),
             ClientEvent::Request(request) => {
                 let mut shown = line::request(&request, &self.operands);
                 let (number, removed) = self.asked.keep(request);
@@ -188,12 +179,9 @@ impl Session<'_> {
                     },
                 }))
             }
-            ClientEvent::Disconnected { reason, retrying } => {
-                self.receipts.lose().iter().try_for_each(write)?;
-                write(&json!({
-                    "event": "disconnected", "reason": reason.to_string(), "retrying": retrying,
-                }))
-            }
+            ClientEvent::Disconnected { reason, retrying } => write(&json!({
+                "event": "disconnected", "reason": reason.to_string(), "retrying": retrying,
+            })),
             ClientEvent::Closed(why) => Err(closed(Some(why))),
             _ => Ok(()),
         }

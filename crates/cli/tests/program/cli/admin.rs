@@ -23,7 +23,7 @@ use ssntp_transport::{BufferPool, Outgoing, connect_tcp};
 use tempfile::TempDir;
 
 use crate::cluster::processes::until;
-use crate::processes::ended_in_order;
+use crate::processes::{ended_in_order, wait_for};
 
 use super::metrics::check_text;
 
@@ -167,15 +167,14 @@ impl Daemon {
     /// Requests a page until its code and body satisfy the condition.
     #[track_caller]
     pub(super) fn wait(&self, target: &str, mut will_do: impl FnMut(u16, &str) -> bool) -> (u16, String) {
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        wait_for(|| {
             let (code, body) = self.get(target);
             if will_do(code, &body) {
-                return (code, body);
+                Ok((code, body))
+            } else {
+                Err((code, body))
             }
-            assert!(Instant::now() < deadline, "{target}: {code} {body}");
-            thread::sleep(Duration::from_millis(50));
-        }
+        })
     }
 
     fn signal(&self, signal: Signal) {

@@ -285,6 +285,90 @@ fn a_bound_certificate_has_a_uuid_of_its_own() {
     assert_eq!(twice.status.code(), Some(2));
 }
 
+#[test]
+fn a_certificate_and_its_uuid_are_replaced_only_by_force() {
+    let directory = with_authority();
+    let at = directory.path();
+    let issue = "cert issue --dir pki --role agent --name node --bound";
+    succeed(at, issue);
+    let issued = fs::read(at.join("pki/node.pem")).unwrap();
+    let refused = |line: &str, part: &str| {
+        let output = ssntp(at, line);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(part), "{error}");
+    };
+    refused(issue, "`ssntp cert renew` replaces its certificate");
+    // A renewal by another signature must not give the node another UUID either.
+    succeed(at, "cert request --role agent --name node");
+    refused(
+        "cert sign --dir pki --role agent --name node --bound node.csr",
+        "--force replaces it",
+    );
+    assert_eq!(fs::read(at.join("pki/node.pem")).unwrap(), issued);
+    let uuid = Identity::load(at.join("pki/node.pem"))
+        .unwrap()
+        .info()
+        .uuid
+        .unwrap();
+    succeed(
+        at,
+        &format!("cert sign --dir pki --role agent --name node --uuid {uuid} node.csr"),
+    );
+    succeed(at, &format!("{issue} --force"));
+    let replaced = Identity::load(at.join("pki/node.pem")).unwrap();
+    assert_ne!(replaced.info().uuid, Some(uuid));
+}
+
+#[test]
+fn the_renewal_of_a_signed_request_says_to_sign_it_again() {
+    let directory = with_authority();
+    let at = directory.path();
+    succeed(at, "cert request --role agent --name node");
+    succeed(at, "cert sign --dir pki --role agent --name node node.csr");
+    let output = ssntp(at, "cert renew --dir pki node");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("signing its request again"), "{error}");
+}
+
+#[test]
+fn a_command_with_json_fails_with_json() {
+    let directory = with_authority();
+    for line in [
+        "cert show --json none.pem",
+        "cert verify --json --ca pki/ca.pem none.pem",
+        "send STATS --json --connect unix:none --ca pki/ca.pem --cert none.pem",
+    ] {
+        let output = ssntp(directory.path(), line);
+        let error: Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert!(error["error"].as_str().unwrap().contains("none.pem"), "{error}");
+        assert_eq!(error["exit_code"], output.status.code().unwrap(), "{error}");
+    }
+}
+
+/// The pages that lead to a second host name it in the server's certificate.
+#[test]
+fn a_server_on_another_host_has_a_certificate_with_its_name() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    for page in ["credentials.md", "packages.md"] {
+        let text = fs::read_to_string(docs.join(page)).unwrap();
+        let issued = text
+            .lines()
+            .find(|line| line.contains("cert issue") && line.contains("--role scheduler"));
+        assert!(
+            issued.unwrap().contains("--host scheduler.example"),
+            "{page}: {issued:?}"
+        );
+    }
+    // Without the flag the command says which names the certificate has.
+    let directory = with_authority();
+    let note = succeed(directory.path(), "cert issue --dir pki --role scheduler");
+    assert!(
+        note.contains("localhost") && note.contains("--host NAME"),
+        "{note}"
+    );
+}
+
 /// The key is made in the directory of its user, and the authority never receives it.
 #[test]
 fn a_signed_request_has_the_role_of_the_authority_and_the_key_of_the_request() {
@@ -326,7 +410,7 @@ fn a_signed_request_has_the_role_of_the_authority_and_the_key_of_the_request() {
     );
     for (text, reason) in [
         (forged.as_str(), "the signing request cannot be used"),
-        ("none", "there is no CERTIFICATE REQUEST"),
+        ("none", "not PEM"),
     ] {
         fs::write(at.join("bad.csr"), text).unwrap();
         let error = fail(at, "cert sign --dir pki --role agent --name bad bad.csr", 1);
@@ -344,7 +428,7 @@ fn a_signed_request_has_the_role_of_the_authority_and_the_key_of_the_request() {
 fn a_certificate_that_another_one_replaces_can_still_be_revoked() {
     let directory = with_authority();
     let at = directory.path();
-    let issue = "cert issue --dir pki --role agent --name node";
+    let issue = "cert issue --dir pki --role agent --name node --force";
     succeed(at, "cert request --role agent --name node");
     assert!(!succeed(at, issue).contains("serial"));
     for again in [issue, "cert sign --dir pki --role agent --name node node.csr"] {

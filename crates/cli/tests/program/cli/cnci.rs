@@ -114,7 +114,7 @@ fn a_concentrator_runs_as_a_workload_and_keeps_the_tables_of_its_tenant() {
         .path()
         .join(format!("state/instances/{id}/work/tables"));
     let show = |json: &[&str]| {
-        let mut command = ssntp(cluster.dir.path(), &["cnci", "--show", "--state"]);
+        let mut command = ssntp(cluster.dir.path(), &["cnci", "show", "--state"]);
         let output = command.arg(&tables).args(json).output().unwrap();
         assert!(output.status.success());
         String::from_utf8(output.stdout).unwrap()
@@ -223,7 +223,7 @@ fn a_concentrator_needs_its_certificate_its_uuid_and_tables_that_no_other_uses()
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
     refused(&own, 1, "cnci.yaml");
-    let output = ssntp(cluster.dir.path(), &["cnci", "--show", "--state", "tables"])
+    let output = ssntp(cluster.dir.path(), &["cnci", "show", "--state", "tables"])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));

@@ -332,7 +332,7 @@ fn a_revoked_certificate_is_not_renewed_from_any_file_or_by_any_authority() {
         2,
     );
     // A certificate that is not revoked can be renewed by the new authority.
-    user.done(&["cert", "issue", "--dir", "pki", "--role", "agent"]);
+    user.done(&["cert", "issue", "--dir", "pki", "--role", "agent", "--force"]);
     fs::copy(user.path("pki/agent.pem"), user.path("new/agent.pem")).unwrap();
     user.fails(&["cert", "renew", "--dir", "new", "agent"], 1);
     user.done(&renew(&["--crl", "old-list.pem", "agent"]));
@@ -389,7 +389,9 @@ fn a_client_uses_the_revocation_list_of_its_context_or_environment() {
 #[test]
 fn a_server_warns_at_its_start_of_a_certificate_that_expires_soon() {
     let user = operator(&[]);
-    user.done(&["cert", "issue", "--dir", "pki", "--role", "server", "--days", "5"]);
+    user.done(&[
+        "cert", "issue", "--dir", "pki", "--role", "server", "--days", "5", "--force",
+    ]);
     user.done(&["cert", "crl", "--dir", "pki", "--days", "30"]);
     let (server, _) = server(&user);
     let warning = server.error_with("pki/server.pem: the certificate of ");

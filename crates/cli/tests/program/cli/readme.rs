@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use ssntp_test_support::port::HeldPort;
+use ssntp_test_support::wait::wait_for;
 use tempfile::TempDir;
 
 /// The time limit for all commands, which take some seconds on an idle machine.
@@ -89,11 +90,14 @@ impl Pasted {
     /// Waits until a program in the background has printed this.
     #[track_caller]
     fn await_output(&self, part: &str) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !self.output().contains(part) {
-            assert!(Instant::now() < deadline, "no {part:?}: {}", self.output());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        wait_for(|| {
+            let output = self.output();
+            if output.contains(part) {
+                Ok(())
+            } else {
+                Err(output)
+            }
+        });
     }
 }
 

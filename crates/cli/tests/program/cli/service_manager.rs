@@ -170,7 +170,7 @@ fn a_refused_client_waits_for_another_certificate_before_it_ends() {
         assert!(line.starts_with("WATCHDOG=1\n"), "{line}");
         manager.notice(|message| message == "WATCHDOG=1\n");
         assert_eq!(client.0.try_wait().unwrap(), None);
-        manager.done(&format!("cert issue --dir . --role {role} --name {role}"));
+        manager.done(&format!("cert issue --dir . --role {role} --name {role} --force"));
         assert_eq!(client.0.wait().unwrap().code(), Some(1));
     }
     drop(server);

@@ -7,13 +7,13 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use ssntp::proto::{Frame, Status};
 use tempfile::TempDir;
 
 use crate::cluster::processes::until;
+use crate::processes::wait_for;
 
 fn ssntp(at: &Path, line: &str) -> Command {
     let mut command = crate::program();
@@ -31,15 +31,7 @@ fn terminate(child: &Child) {
 /// Sends SIGTERM to a child, and returns its exit code.
 fn end(mut child: Child) -> Option<i32> {
     terminate(&child);
-    let signalled_at = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if signalled_at.elapsed() > Duration::from_secs(60) {
-            child.kill().unwrap();
-            panic!("the program still runs");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let status = child.wait().unwrap();
+    let status = wait_for(|| child.try_wait().unwrap().ok_or("the program still runs"));
     // A shell shows a signal like this.
     status.code().or(status.signal().map(|signal| signal + 128))
 }
@@ -158,13 +150,12 @@ fn a_closed_standard_error_is_no_panic() {
     let _ = fs::remove_file(at.join("socket"));
     let listener = UnixListener::bind(at.join("socket")).unwrap();
     listener.set_nonblocking(true).unwrap();
-    let (mut attempts, began) = (0, Instant::now());
-    while attempts < 2 {
+    let mut attempts = 0;
+    wait_for(|| {
         attempts += u32::from(listener.accept().is_ok());
         assert!(listen.try_wait().unwrap().is_none(), "the client connects again");
-        assert!(began.elapsed() < Duration::from_secs(60), "{attempts} attempts");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        if attempts < 2 { Err(attempts) } else { Ok(()) }
+    });
     assert_eq!(end(listen), Some(0));
 }
 

@@ -347,11 +347,7 @@ pub fn wait_for(controller: &Controller, instance: Uuid, state: &InstanceState) 
 /// Waits until `is_so` is true. If it never is, fails with the text of `seen`, which says what was seen last.
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + 2 * LIMIT;
-    while let Err(seen) = is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}; {seen}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    ssntp_test_support::wait::wait_for(|| is_so().map_err(|seen| format!("{what}: {seen}")));
 }
 
 /// The result of a program.

@@ -190,19 +190,24 @@ fn the_first_line_of_each_program_is_json_if_a_flag_says_so() {
     ));
     assert_eq!(first_line["cnci"], uuid);
 
-    // `--show` prints the stored tables without running the concentrator.
+    // `cnci show` prints the stored tables without running the concentrator.
     let show = |words: &[&str]| Done::of(ssntp(&cluster.path(""), words));
-    let tables = show(&["cnci", "--state", "tables", "--json"]);
+    let tables = show(&["cnci", "show", "--state", "tables", "--json"]);
     assert_eq!(tables.stdout.lines().count(), 1);
     let tables: serde_json::Value = serde_json::from_str(&tables.stdout).unwrap();
     assert_eq!(
         (&tables["ip"], &tables["tenant_uuid"]),
         (&"10.0.0.33".into(), &uuid.as_str().into())
     );
-    assert!(show(&["cnci", "--state", "tables"]).stdout.contains("no tunnels"));
+    assert!(
+        show(&["cnci", "show", "--state", "tables"])
+            .stdout
+            .contains("no tunnels")
+    );
     for words in [
         &["cnci"][..],
-        &["cnci", "--show"],
+        &["cnci", "show"],
+        &["cnci", "--state", "tables"],
         &["cnci", "--state", "tables", "--tenant", &uuid],
     ] {
         let usage = show(words);

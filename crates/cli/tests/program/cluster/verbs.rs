@@ -84,11 +84,14 @@ fn start_takes_the_words_after_two_dashes_unchanged() {
         let mut files = walk(&place).into_iter();
         files.find(|path| path.file_name().is_some_and(|name| name == "--json"))
     };
-    let deadline = std::time::Instant::now() + LIMIT;
-    while written().is_none_or(|path| fs::read_to_string(path).unwrap() != "good day --timeout\n") {
-        assert!(std::time::Instant::now() < deadline, "{:?}", walk(&place));
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    until("the file is written", || {
+        let text = written().map(|path| fs::read_to_string(path).unwrap());
+        if text.as_deref() == Some("good day --timeout\n") {
+            Ok(())
+        } else {
+            Err(format!("{:?}", walk(&place)))
+        }
+    });
 }
 
 fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {

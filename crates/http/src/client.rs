@@ -1,4 +1,4 @@
-//! The part of HTTP/1.1 that etcd's gateway needs: one POST at a time and its answer.
+//! A client: one request after the other on a connection, each with its answer.
 
 use std::io;
 use std::sync::Arc;
@@ -9,72 +9,90 @@ use httparse::{EMPTY_HEADER, Header, Status};
 use ssntp_transport::tls::Connector;
 use ssntp_transport::{Address, BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, left, plain};
 
-/// The longest head of an answer. etcd sends some 400 bytes.
-const HEAD: usize = 8 * 1024;
-/// The maximum number of headers of an answer. etcd sends eight.
-const HEADERS: usize = 32;
-/// The longest answer. A cluster of 100 members with a configuration of 1 MiB in base64 needs a third
-/// of this.
-pub(super) const LONGEST: usize = 4 << 20;
+use crate::message::{JSON, MAX_HEAD, MAX_HEADERS};
 
-/// A connection to an endpoint, for one request after the other.
+/// A connection to a server.
+///
+/// # Threads
+/// One thread owns it. Each call blocks until its deadline at most.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub struct Connection {
     halves: Halves,
     host: String,
-    /// True after the first answer. The peer may close such a connection while it is idle.
-    pub(super) is_used: bool,
+    max_body: usize,
+    is_used: bool,
 }
 
+/// An answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Reply {
-    pub(super) status: u16,
-    pub(super) body: Vec<u8>,
+pub struct Response {
+    /// The status code.
+    pub code: u16,
+    /// The body.
+    pub body: Vec<u8>,
     /// True if the connection accepts another request.
-    pub(super) stays: bool,
+    pub stays: bool,
 }
 
 impl Connection {
-    /// Connects, over TLS if there is a connector and else in clear. Blocks until the deadline at
-    /// most, including name resolution.
-    pub(super) fn open(address: &Address, tls: Option<&Connector>, deadline: Instant) -> io::Result<Self> {
-        // A call waits for at most a second, so keep-alive probes of the system are not needed.
+    /// Connects, over TLS if there is a connector and else in clear, including name resolution. Answers have
+    /// at most `max_body` bytes.
+    ///
+    /// # Errors
+    /// The errors of the system and of TLS.
+    pub fn open(
+        address: &Address,
+        tls: Option<&Connector>,
+        max_body: usize,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        // A call waits for seconds at most, so keep-alive probes of the system are not needed.
         let options = TcpOptions {
             keep_alive: None,
             unacknowledged: Some(Duration::from_secs(5)),
         };
         let target = Target::Address(address.clone());
         let stream = target.connect(&options, left(deadline)?, &Cancel::new())?;
-        let halves = match tls {
-            Some(tls) => {
-                let secured = tls.connect(
-                    Arc::clone(&stream),
-                    target.server_name(),
-                    &BufferPool::new(),
-                    deadline,
-                );
-                secured.map_err(io::Error::other)?.halves
-            }
-            None => plain(stream, BufferPool::new()),
+        let halves = if let Some(tls) = tls {
+            let pool = BufferPool::new();
+            let secured = tls.connect(Arc::clone(&stream), target.server_name(), &pool, deadline);
+            secured.map_err(io::Error::other)?.halves
+        } else {
+            plain(stream, BufferPool::new())
+        };
+        let host = match address {
+            Address::Unix(_) => "localhost".to_owned(),
+            tcp => tcp.to_string(),
         };
         Ok(Self {
             halves,
-            host: address.to_string(),
+            host,
+            max_body,
             is_used: false,
         })
     }
 
-    /// Sends a request and waits for the answer, until the deadline at most.
-    pub(super) fn post(
+    /// True after the first answer. The server may close such a connection while it is idle.
+    pub fn is_used(&self) -> bool {
+        self.is_used
+    }
+
+    /// Sends a request with a body of JSON. `authorization` is the value of that header; it has no control
+    /// characters.
+    ///
+    /// # Errors
+    /// The errors of the system and of TLS.
+    pub fn send(
         &mut self,
+        method: &str,
         path: &str,
-        token: Option<&str>,
+        authorization: Option<&str>,
         body: &str,
         deadline: Instant,
-    ) -> io::Result<Reply> {
-        let authorization = token.map(|token| format!("Authorization: {token}\r\n"));
+    ) -> io::Result<()> {
+        let authorization = authorization.map(|value| format!("Authorization: {value}\r\n"));
         let request = format!(
-            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n{}Content-Length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {JSON}\r\n{}Content-Length: {}\r\n\r\n{body}",
             self.host,
             authorization.unwrap_or_default(),
             body.len()
@@ -84,12 +102,20 @@ impl Connection {
         stream.set_write_timeout(Some(left(deadline)?))?;
         transmit.transmit(&[Outgoing::whole(Bytes::from(request), 1)])?;
         transmit.idle();
+        Ok(())
+    }
+
+    /// Waits for the answer. After a time-out it may be called again.
+    ///
+    /// # Errors
+    /// The errors of the system and of TLS, and [`BAD_ANSWER`].
+    pub fn receive(&mut self, deadline: Instant) -> io::Result<Response> {
         loop {
             let received = self.halves.inbox.bytes_mut();
-            if let Some((reply, used)) = parse(received)? {
+            if let Some((response, used)) = parse(received, self.max_body)? {
                 received.advance(used);
                 self.is_used = true;
-                return Ok(reply);
+                return Ok(response);
             }
             if self.halves.receive_until(deadline)?.end {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -99,28 +125,28 @@ impl Connection {
 }
 
 /// An answer and its length in bytes; `None` if more bytes are needed.
-fn parse(input: &[u8]) -> io::Result<Option<(Reply, usize)>> {
-    let mut headers = [EMPTY_HEADER; HEADERS];
+fn parse(input: &[u8], max_body: usize) -> io::Result<Option<(Response, usize)>> {
+    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
-    let start = input.get(..HEAD).unwrap_or(input);
+    let start = input.get(..MAX_HEAD).unwrap_or(input);
     let used = match head.parse(start) {
         Ok(Status::Complete(used)) => used,
-        Ok(Status::Partial) if input.len() < HEAD => return Ok(None),
+        Ok(Status::Partial) if input.len() < MAX_HEAD => return Ok(None),
         Ok(Status::Partial) => return Err(bad("the head of the answer is too long")),
         Err(e) => return Err(bad(format!("the answer is not HTTP/1.1: {e}"))),
     };
     let rest = input.get(used..).unwrap_or_default();
-    let status = head.code.unwrap_or_default();
+    let code = head.code.unwrap_or_default();
     let stays = head.version == Some(1) && value(head.headers, "connection") != Some("close");
     let whole = if value(head.headers, "transfer-encoding") == Some("chunked") {
-        chunks(rest)?
+        chunks(rest, max_body)?
     } else {
-        let len = value(head.headers, "content-length").and_then(|len| len.parse::<usize>().ok());
-        let len = len.ok_or_else(|| bad("the answer does not say how long it is"))?;
-        check(len)?;
-        rest.get(..len).map(|body| (body.to_vec(), len))
+        let length = value(head.headers, "content-length").and_then(|length| length.parse::<usize>().ok());
+        let length = length.ok_or_else(|| bad("the answer does not say how long it is"))?;
+        check(length, max_body)?;
+        rest.get(..length).map(|body| (body.to_vec(), length))
     };
-    Ok(whole.map(|(body, len)| (Reply { status, body, stays }, used + len)))
+    Ok(whole.map(|(body, length)| (Response { code, body, stays }, used + length)))
 }
 
 /// The value of a header, if there is exactly one of this name.
@@ -136,56 +162,57 @@ fn value<'a>(headers: &[Header<'a>], name: &str) -> Option<&'a str> {
 
 /// A body in chunks, and the length of the chunks with their trailers; `None` if more bytes are
 /// needed.
-fn chunks(input: &[u8]) -> io::Result<Option<(Vec<u8>, usize)>> {
+fn chunks(input: &[u8], max_body: usize) -> io::Result<Option<(Vec<u8>, usize)>> {
     let mut body = Vec::new();
     let mut at = 0;
     loop {
         let rest = input.get(at..).unwrap_or_default();
-        let (used, len) = match httparse::parse_chunk_size(rest) {
+        let (used, length) = match httparse::parse_chunk_size(rest) {
             Ok(Status::Complete(size)) => size,
-            Ok(Status::Partial) if rest.len() < HEAD => return Ok(None),
+            Ok(Status::Partial) if rest.len() < MAX_HEAD => return Ok(None),
             _ => return Err(bad("a chunk of the answer has no length")),
         };
         at += used;
-        if len == 0 {
-            let mut trailers = [EMPTY_HEADER; HEADERS];
+        if length == 0 {
+            let mut trailers = [EMPTY_HEADER; MAX_HEADERS];
             let rest = input.get(at..).unwrap_or_default();
             return match httparse::parse_headers(rest, &mut trailers) {
                 Ok(Status::Complete((used, _))) => Ok(Some((body, at + used))),
-                Ok(Status::Partial) if rest.len() < HEAD => Ok(None),
+                Ok(Status::Partial) if rest.len() < MAX_HEAD => Ok(None),
                 _ => Err(bad("the end of the answer cannot be read")),
             };
         }
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
         // The announced length is checked before the bytes arrive.
-        check(len.saturating_add(body.len()))?;
+        check(length.saturating_add(body.len()), max_body)?;
         // Each chunk is followed by an empty line.
-        let Some(chunk) = input.get(at..at + len + 2) else {
+        let Some(chunk) = input.get(at..at + length + 2) else {
             return Ok(None);
         };
-        body.extend_from_slice(chunk.get(..len).unwrap_or_default());
-        at += len + 2;
+        body.extend_from_slice(chunk.get(..length).unwrap_or_default());
+        at += length + 2;
     }
 }
 
-fn check(len: usize) -> io::Result<()> {
-    match len <= LONGEST {
-        true => Ok(()),
-        false => Err(bad(format!("the answer is longer than {LONGEST} bytes"))),
+fn check(length: usize, most: usize) -> io::Result<()> {
+    if length > most {
+        return Err(bad(format!("the answer is longer than {most} bytes")));
     }
+    Ok(())
 }
 
 /// The kind of error of an answer that cannot be read. Neither sockets nor TLS use this kind.
-pub(super) const ODD: io::ErrorKind = io::ErrorKind::Unsupported;
+pub const BAD_ANSWER: io::ErrorKind = io::ErrorKind::Unsupported;
 
 fn bad(why: impl Into<String>) -> io::Error {
-    io::Error::new(ODD, why.into())
+    io::Error::new(BAD_ANSWER, why.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const MOST: usize = 4 << 20;
     const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
 
     #[test]
@@ -197,18 +224,22 @@ mod tests {
         ] {
             let text = format!("{HEAD}{rest}");
             for cut in 0..text.len() {
-                assert_eq!(parse(&text.as_bytes()[..cut]).unwrap(), None, "{rest} {cut}");
+                assert_eq!(
+                    parse(&text.as_bytes()[..cut], MOST).unwrap(),
+                    None,
+                    "{rest} {cut}"
+                );
             }
-            let (reply, used) = parse(format!("{text}HTTP").as_bytes()).unwrap().unwrap();
+            let (reply, used) = parse(format!("{text}HTTP").as_bytes(), MOST).unwrap().unwrap();
             assert_eq!(
-                (reply.status, &reply.body[..], reply.stays),
+                (reply.code, &reply.body[..], reply.stays),
                 (200, &b"hello"[..], true)
             );
             assert_eq!(used, text.len());
         }
         let closing = "HTTP/1.1 503 No\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
-        let (reply, _) = parse(closing.as_bytes()).unwrap().unwrap();
-        assert_eq!((reply.status, reply.stays), (503, false));
+        let (reply, _) = parse(closing.as_bytes(), MOST).unwrap().unwrap();
+        assert_eq!((reply.code, reply.stays), (503, false));
     }
 
     #[test]
@@ -228,7 +259,7 @@ mod tests {
             (format!("{HEAD}X: {}", "y".repeat(9000)), "too long"),
             ("\u{16}\u{3}\u{1}".to_owned(), "HTTP"),
         ] {
-            let e = parse(text.as_bytes()).unwrap_err().to_string();
+            let e = parse(text.as_bytes(), MOST).unwrap_err().to_string();
             assert!(e.contains(reason), "{e}");
         }
     }

@@ -1,5 +1,5 @@
-//! A small HTTP/1.1 server: one request a connection, in clear for clients on this host, and over
-//! mutual TLS for others.
+//! A small HTTP/1.1: a server, in clear for clients on this host and over mutual TLS for others, and a
+//! [client](client) for JSON.
 //!
 //! ```text
 //!  client ─▶ NAME-shake ── Request ──▶ Service ── Reply ──▶ an answer
@@ -8,7 +8,7 @@
 //!                                                       as many as the service says
 //! ```
 //!
-//! A [`Service`] makes the answers. The module enforces these limits on its clients:
+//! A [`Service`] makes the answers. The server takes one request a connection, and enforces these limits:
 //!
 //! | limit | value | at the limit |
 //! |---|---|---|
@@ -20,14 +20,18 @@
 //! | streams | [`Service::streams`] | 503 |
 //! | a part of a stream | 10 s | the stream ends |
 //!
+//! The client has the same limits for the head of an answer, and takes a limit for its body.
+//!
 //! | file | holds |
 //! |---|---|
-//! | `config` | [`AdminConfig`], [`AdminError`] |
+//! | `client` | [`client::Connection`] and its answers |
+//! | `config` | [`HttpConfig`], [`HttpError`] |
 //! | `message` | [`Request`], [`Answer`], [`Refused`] |
 //! | `connection` | one connection, from its TLS handshake to its end |
 //! | `streams` | [`Stream`], and the answers that are streams |
 //! | `limited` | a byte stream with a deadline |
 
+pub mod client;
 mod config;
 mod connection;
 mod limited;
@@ -36,12 +40,12 @@ mod streams;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use self::config::{AdminConfig, AdminError};
+pub use self::config::{HttpConfig, HttpError};
 use self::connection::Door;
 pub use self::message::{Answer, JSON, Limits, Refused, Request};
 use self::streams::Streams;
 pub use self::streams::{Body, Stream};
-use ssntp::pki::{Identity, Trust};
+use ssntp_pki::{Identity, Trust};
 use ssntp_transport::slots::BRIEF;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{Acceptance, Address, Newcomer};
@@ -103,13 +107,13 @@ impl Http {
     /// and `log` the target of the log lines.
     ///
     /// # Errors
-    /// [`AdminError`]; no thread is left running.
+    /// [`HttpError`]; no thread is left running.
     pub fn start(
-        config: &AdminConfig,
+        config: &HttpConfig,
         name: &'static str,
         log: &'static str,
         service: Arc<impl Service>,
-    ) -> Result<Self, AdminError> {
+    ) -> Result<Self, HttpError> {
         // The addresses are bound first, so that an error leaves no thread behind.
         let (listeners, doors) = config.listen()?;
         let addresses = listeners.iter().filter_map(|l| l.local_address()).collect();
@@ -123,7 +127,7 @@ impl Http {
         Ok(Self {
             addresses,
             acceptor,
-            acceptance: Some(acceptance.map_err(AdminError::Thread)?),
+            acceptance: Some(acceptance.map_err(HttpError::Thread)?),
             streams,
         })
     }
@@ -147,8 +151,8 @@ impl Http {
     /// Has no effect if it was started without TLS.
     ///
     /// # Errors
-    /// [`AdminError::Tls`]; the present ones stay in use.
-    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), AdminError> {
+    /// [`HttpError::Tls`]; the present ones stay in use.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), HttpError> {
         let new = acceptor(identity, trust)?;
         let mut current = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(current) = &mut *current {
@@ -168,6 +172,11 @@ impl Drop for Http {
     }
 }
 
-fn acceptor(identity: &Identity, trust: &Trust) -> Result<Acceptor, AdminError> {
-    trust.acceptor(identity).map_err(AdminError::Tls)
+fn acceptor(identity: &Identity, trust: &Trust) -> Result<Acceptor, HttpError> {
+    trust.acceptor(identity).map_err(HttpError::Tls)
+}
+
+#[expect(clippy::disallowed_methods, reason = "lines of the log are limited in time")]
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
 }

@@ -2,22 +2,21 @@
 
 use std::io;
 
-use ssntp::Role;
-use ssntp::pki::{Identity, Trust};
+use ssntp_pki::{Identity, Role, Trust};
 use ssntp_transport::setters;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Address, Listener, TcpOptions};
 
 /// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug)]
-pub struct AdminConfig {
+pub struct HttpConfig {
     address: Address,
     pub(super) roles: Role,
     for_group: bool,
     pub(super) tls: Option<(Identity, Trust)>,
 }
 
-impl AdminConfig {
+impl HttpConfig {
     /// Pages at `address`: a loopback address, or a Unix socket that only the own user may
     /// use (0600). The socket file of a process that was killed is replaced. Other
     /// addresses need [`tls`](Self::tls).
@@ -49,8 +48,8 @@ impl AdminConfig {
     }
 
     /// Binds the address. Returns for each listener true if only this host can connect to it.
-    pub(super) fn listen(&self) -> Result<(Vec<Listener>, Vec<bool>), AdminError> {
-        let failed = |e| AdminError::Listen(self.address.clone(), e);
+    pub(super) fn listen(&self) -> Result<(Vec<Listener>, Vec<bool>), HttpError> {
+        let failed = |e| HttpError::Listen(self.address.clone(), e);
         let mode = if self.for_group { 0o660 } else { 0o600 };
         let listeners = Listener::bind_with_mode(&self.address, TcpOptions::default(), Some(mode));
         let listeners = listeners.map_err(failed)?;
@@ -58,7 +57,7 @@ impl AdminConfig {
         let doors: Vec<_> = listeners.iter().map(local).collect();
         // The bound addresses are checked, because a host name may resolve to any address.
         if doors.contains(&false) && self.tls.is_none() {
-            return Err(AdminError::Open(self.address.clone()));
+            return Err(HttpError::Open(self.address.clone()));
         }
         Ok((listeners, doors))
     }
@@ -75,7 +74,7 @@ impl AdminConfig {
 /// The reason why pages cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum AdminError {
+pub enum HttpError {
     /// The address cannot be bound. Choose another one, or end the process that uses it.
     #[error("cannot listen at {0}: {1}")]
     Listen(Address, #[source] io::Error),

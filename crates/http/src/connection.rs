@@ -11,10 +11,9 @@ use log::{debug, info};
 use super::limited::Limited;
 use super::message::{Answer, Limits, Refused, Request};
 use super::streams::{Stream, Streams};
-use super::{AdminConfig, Reply, Service};
+use super::{HttpConfig, Reply, Service};
 use crate::now;
-use ssntp::Role;
-use ssntp::pki::CertificateInfo;
+use ssntp_pki::{CertificateInfo, Role};
 use ssntp_transport::LogLimit;
 use ssntp_transport::rustls::pki_types::CertificateDer;
 use ssntp_transport::tls::{Acceptor, TlsError};
@@ -49,7 +48,7 @@ pub(super) struct Door<S> {
 
 impl<S: Service> Door<S> {
     pub(super) fn new(
-        config: &AdminConfig,
+        config: &HttpConfig,
         local: Vec<bool>,
         acceptor: Arc<Mutex<Option<Acceptor>>>,
         target: &'static str,

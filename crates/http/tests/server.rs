@@ -14,8 +14,8 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ssntp_admin::AdminConfig;
-use ssntp_admin::http::{Answer, Http, Limits, Reply, Request, Service};
+use ssntp_http::HttpConfig;
+use ssntp_http::{Answer, Http, Limits, Reply, Request, Service};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -39,7 +39,7 @@ impl Service for Echo {
         if request.path != "/count" {
             return Answer::new(200, text, request.body.clone()).into();
         }
-        let body = |stream: &mut ssntp_admin::http::Stream| {
+        let body = |stream: &mut ssntp_http::Stream| {
             let mut next = 0..;
             while !stream.is_over() && stream.send(format!("{:?}\n", next.next())).is_ok() {}
         };
@@ -48,7 +48,7 @@ impl Service for Echo {
 }
 
 fn start() -> (Http, String) {
-    let config = AdminConfig::new("127.0.0.1:0".parse().unwrap());
+    let config = HttpConfig::new("127.0.0.1:0".parse().unwrap());
     let http = Http::start(&config, "echo", "echo", Arc::new(Echo)).unwrap();
     let address = http.addresses()[0].to_string();
     (http, address)

@@ -9,10 +9,10 @@ use ssntp_transport::rustls::pki_types::CertificateDer;
 
 /// The media type of JSON.
 pub const JSON: &str = "application/json";
-/// The longest head of a request, in bytes.
-const MAX_HEAD: usize = 8 * 1024;
-/// The maximum number of headers of a request. Browsers send some twenty.
-const MAX_HEADERS: usize = 64;
+/// The longest head of a request or an answer, in bytes.
+pub(crate) const MAX_HEAD: usize = 8 * 1024;
+/// The maximum number of headers of a request or an answer. Browsers send some twenty.
+pub(crate) const MAX_HEADERS: usize = 64;
 
 /// A request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -212,6 +212,13 @@ impl Answer {
             )),
             false => Ok(permit),
         }
+    }
+
+    /// The same answer, which keeps a permit until the client has it.
+    #[must_use]
+    pub fn permitted(mut self, permit: Arc<()>) -> Self {
+        self.permit = Some(permit);
+        self
     }
 
     /// An answer with a JSON document.

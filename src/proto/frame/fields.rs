@@ -1,0 +1,222 @@
+//! The fields of a frame, as its decoders read them: the decoders of headers, handshakes, traces and streams
+//! read their bytes through [`Fields`], which can note each field with its place.
+
+use uuid::Uuid;
+
+use super::{
+    Command, Connect, Connected, Event, FrameKind, Header, OpenStream, Status, StreamCredit, StreamData,
+    StreamEnded, Trace,
+};
+use ssntp_pki::Role;
+
+/// A field of a frame.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    /// The name, as in docs/protocol.md.
+    pub name: String,
+    /// The offset of the first byte in its part.
+    pub at: usize,
+    /// The length in bytes.
+    pub len: usize,
+    /// The value.
+    pub value: FieldValue,
+    /// What a number means, or empty.
+    pub meaning: String,
+}
+
+/// The value of a [`Field`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum FieldValue {
+    /// A number.
+    Number(u64),
+    /// Nanoseconds since 1970; 0 if unset.
+    Time(u64),
+    /// A UUID.
+    Uuid(Uuid),
+    /// Roles.
+    Role(Role),
+    /// Any bytes, mostly text.
+    Bytes(Vec<u8>),
+}
+
+/// A part of a frame that is decoded on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The first eight bytes.
+    Header,
+    /// The bytes between this header, of CONNECT or CONNECTED, and the payload.
+    Handshake(Header),
+    /// The block of a trace, without its length.
+    Trace,
+    /// The payload.
+    Payload(FrameKind),
+}
+
+/// Decodes a part of a frame as a session does. Returns the fields that were read, and the fault that ended
+/// the decoding: its offset, and a sentence.
+pub fn annotate(part: Part, bytes: &[u8]) -> (Vec<Field>, Option<(usize, String)>) {
+    let mut noted = Vec::new();
+    let mut fields = Fields {
+        noted: Some(&mut noted),
+        ..Fields::new(bytes)
+    };
+    let fault = match part {
+        Part::Header => Header::read(&mut fields).is_none().then(String::new),
+        Part::Handshake(header) => {
+            let is_whole = if header.kind == Status::CONNECTED {
+                Connected::read(&mut fields).is_some()
+            } else {
+                Connect::read(&header, &mut fields).is_some()
+            };
+            (!is_whole).then(String::new)
+        }
+        Part::Trace => Trace::read(&mut fields).err().map(|fault| fault.to_string()),
+        Part::Payload(kind) => payload(kind, &mut fields).err(),
+    };
+    let (at, cut) = (fields.at, fields.cut);
+    let fault = fault.map(|fault| match (cut, noted.last()) {
+        (Some((name, len)), _) => {
+            let there = bytes.len() - at;
+            (at, format!("ends inside {name}, with {there} of its {len} bytes"))
+        }
+        // The value that was read last is wrong.
+        (None, Some(last)) if !matches!(part, Part::Payload(_)) => (last.at, fault),
+        (None, _) => (0, fault),
+    });
+    (noted, fault)
+}
+
+fn payload(kind: FrameKind, fields: &mut Fields<'_>) -> Result<(), String> {
+    let is_valid = if kind == Command::OPEN_STREAM {
+        OpenStream::read(fields).is_some()
+    } else if kind == Command::STREAM_CREDIT {
+        StreamCredit::read(fields).is_some()
+    } else if kind == Event::STREAM_DATA {
+        StreamData::read(fields).is_some()
+    } else if kind == Event::STREAM_ENDED {
+        StreamEnded::read(fields).is_some()
+    } else if kind.is_of_streams() {
+        fields.uuid("stream").is_some_and(|stream| !stream.is_nil())
+    } else {
+        fields.rest("payload");
+        true
+    };
+    is_valid
+        .then_some(())
+        .ok_or_else(|| format!("the payload is not one of {kind}"))
+}
+
+/// Reads the fields of a part in order.
+#[derive(Debug)]
+pub(crate) struct Fields<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    /// The fields that were read, if they are noted.
+    noted: Option<&'a mut Vec<Field>>,
+    /// The first field whose bytes were missing, and its length.
+    cut: Option<(&'static str, usize)>,
+    /// The number of the hop of a trace to which the fields belong.
+    node: Option<usize>,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) const fn new(bytes: &'a [u8]) -> Self {
+        Self {
+            bytes,
+            at: 0,
+            noted: None,
+            cut: None,
+            node: None,
+        }
+    }
+
+    /// The number of bytes that were not read yet.
+    pub(crate) fn remaining(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// The fields that follow belong to this hop of a trace.
+    pub(crate) fn begin_node(&mut self, number: usize) {
+        self.node = Some(number);
+    }
+
+    /// Adds the meaning of the last field.
+    pub(crate) fn meaning(&mut self, meaning: impl FnOnce() -> String) {
+        if let Some(last) = self.noted.as_mut().and_then(|noted| noted.last_mut()) {
+            last.meaning = meaning();
+        }
+    }
+
+    /// Skips bytes that are reserved.
+    pub(crate) fn reserved(&mut self, len: usize) -> Option<()> {
+        self.take("reserved", len).map(drop)
+    }
+
+    /// The next bytes. `None` if there are fewer.
+    pub(crate) fn bytes(&mut self, name: &'static str, len: usize) -> Option<&'a [u8]> {
+        let bytes = self.take(name, len)?;
+        self.note(name, len, || FieldValue::Bytes(bytes.to_vec()));
+        Some(bytes)
+    }
+
+    /// All bytes that follow.
+    pub(crate) fn rest(&mut self, name: &'static str) -> &'a [u8] {
+        self.bytes(name, self.remaining()).unwrap_or_default()
+    }
+
+    pub(crate) fn u8(&mut self, name: &'static str) -> Option<u8> {
+        let [number] = self.array(name)?;
+        self.note(name, 1, || FieldValue::Number(number.into()));
+        Some(number)
+    }
+
+    pub(crate) fn u32(&mut self, name: &'static str) -> Option<u32> {
+        let number = u32::from_be_bytes(self.array(name)?);
+        self.note(name, 4, || FieldValue::Number(number.into()));
+        Some(number)
+    }
+
+    pub(crate) fn time(&mut self, name: &'static str) -> Option<u64> {
+        let time = u64::from_be_bytes(self.array(name)?);
+        self.note(name, 8, || FieldValue::Time(time));
+        Some(time)
+    }
+
+    pub(crate) fn uuid(&mut self, name: &'static str) -> Option<Uuid> {
+        let uuid = Uuid::from_bytes(self.array(name)?);
+        self.note(name, 16, || FieldValue::Uuid(uuid));
+        Some(uuid)
+    }
+
+    pub(crate) fn role(&mut self, name: &'static str) -> Option<Role> {
+        let role = Role::from_bits(u32::from_be_bytes(self.array(name)?));
+        self.note(name, 4, || FieldValue::Role(role));
+        Some(role)
+    }
+
+    fn array<const N: usize>(&mut self, name: &'static str) -> Option<[u8; N]> {
+        self.take(name, N)?.try_into().ok()
+    }
+
+    fn take(&mut self, name: &'static str, len: usize) -> Option<&'a [u8]> {
+        let Some(bytes) = self.bytes.get(self.at..self.at + len) else {
+            self.cut = Some((name, len));
+            return None;
+        };
+        self.at += len;
+        Some(bytes)
+    }
+
+    fn note(&mut self, name: &'static str, len: usize, value: impl FnOnce() -> FieldValue) {
+        let (at, node) = (self.at - len, self.node);
+        if let Some(noted) = &mut self.noted {
+            noted.push(Field {
+                name: node.map_or_else(|| name.to_owned(), |node| format!("node {node} {name}")),
+                at,
+                len,
+                value: value(),
+                meaning: String::new(),
+            });
+        }
+    }
+}
