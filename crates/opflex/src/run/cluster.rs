@@ -25,8 +25,7 @@ use ssntp_engine::{Documents, Engine, EngineError, Join, Member, Membership, Vie
 use uuid::Uuid;
 
 use super::clock::now;
-use super::config::SERVER_LOG as LOG;
-use super::config::{CallError, StartError};
+use super::config::{CallError, SERVER_LOG as LOG, StartError};
 use super::own_copy::{self, Edited};
 use super::server_side::{ServerEvents, call};
 use crate::message::{Peer, Role};

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::{FileError, ManagedObject, ModelError, Schema};
-use crate::rpc;
-use crate::{policy_element, server};
+use crate::{policy_element, rpc, server};
 use ssntp_engine::EngineError;
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Acceptor, Connector, TlsError};

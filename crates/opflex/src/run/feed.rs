@@ -32,8 +32,7 @@ use log::warn;
 use serde::Serialize;
 use serde_json::json;
 
-use super::config::ELEMENT_LOG as LOG;
-use super::config::ElementConfig;
+use super::config::{ELEMENT_LOG as LOG, ElementConfig};
 use crate::model::{ChangeKind, Cursor, Piece, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 

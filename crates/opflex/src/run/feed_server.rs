@@ -7,12 +7,10 @@ use std::time::Duration;
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use serde_json::json;
 
-use super::config::ELEMENT_LOG as LOG;
-use super::config::{CallError, LocalSocket, StartError};
+use super::config::{CallError, ELEMENT_LOG as LOG, LocalSocket, StartError};
 use super::element_side::ElementEvents;
 use super::feed::{Feed, Joined, Line, READERS, STOPPING, line};
-use super::local;
-use super::machine;
+use super::{local, machine};
 use crate::policy_element::ElementCore;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
 

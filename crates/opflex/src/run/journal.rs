@@ -22,8 +22,7 @@ use std::path::{Path, PathBuf};
 use log::warn;
 use serde::{Deserialize, Serialize};
 
-use super::config::SERVER_LOG as LOG;
-use super::config::StartError;
+use super::config::{SERVER_LOG as LOG, StartError};
 use crate::model::{ChangeKind, Changes, ManagedObject, ModelError, Tree, Uri};
 
 /// If the journal is longer than this and longer than the file, all policy is written again.

@@ -19,8 +19,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use log::{error, info, warn};
 
-use super::config::SERVER_LOG as LOG;
-use super::config::{CallError, StartError};
+use super::config::{CallError, SERVER_LOG as LOG, StartError};
 use super::journal::{self, EditLine, Journal};
 use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;

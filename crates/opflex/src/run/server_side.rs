@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use log::{Level, info, log};
 
-use super::config::CallError;
-use super::config::SERVER_LOG as LOG;
+use super::config::{CallError, SERVER_LOG as LOG};
 use super::connection::{Messages, Peers, Shown};
 use super::context::ServerContext;
 use super::figures::ServerFigures;

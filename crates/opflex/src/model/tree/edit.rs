@@ -9,8 +9,7 @@ use super::super::managed_object::ManagedObject;
 use super::super::name::Name;
 use super::super::uri::Uri;
 use super::Tree;
-use super::changes::Changes;
-use super::changes::{Before, same};
+use super::changes::{Before, Changes, same};
 use crate::one_or_many::{self, OneOrMany};
 
 /// A change of a tree.

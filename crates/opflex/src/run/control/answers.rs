@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::super::clock::time_of_day;
-use super::super::config::SERVER_LOG as LOG;
-use super::super::config::{LocalSocket, StartError};
+use super::super::config::{LocalSocket, SERVER_LOG as LOG, StartError};
 use super::super::context::ServerContext;
 use super::super::editing::Editing;
 use super::super::local;
