@@ -54,6 +54,8 @@ pub(crate) struct MadeUp {
     last: Mutex<i64>,
     kept: Arc<Kept>,
     pub(crate) orders: Mutex<Vec<String>>,
+    /// Who gave each of these orders.
+    pub(crate) actors: Mutex<Vec<String>>,
     /// Those who follow the output of an instance.
     writers: Mutex<Vec<Sender<Written>>>,
     pub(crate) waiting: Arc<()>,
@@ -137,6 +139,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         last: Mutex::default(),
         kept: Arc::default(),
         orders: Mutex::default(),
+        actors: Mutex::default(),
         writers: Mutex::default(),
         waiting: Arc::default(),
     });
@@ -409,6 +412,7 @@ impl MadeUp {
             workload,
             instance,
             node,
+            actor: None,
             text,
         });
         drop(rows);
@@ -514,28 +518,33 @@ impl Source for MadeUp {
         Ok(Box::new(move |limit| pieces.recv_timeout(limit).ok()))
     }
 
-    fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
+    fn apply(&self, actor: &str, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
         for spec in &specs {
             spec.check().map_err(Refused::Invalid)?;
         }
         let names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
         let order = format!("apply {} {dry_run}", names.join(" "));
-        self.orders.lock().unwrap().push(order);
+        self.note(actor, order);
         Ok(names.into_iter().map(applied).collect())
     }
 
-    fn delete(&self, workload: &str) -> Result<i64, Refused> {
-        self.orders.lock().unwrap().push(format!("delete {workload}"));
+    fn delete(&self, actor: &str, workload: &str) -> Result<i64, Refused> {
+        self.note(actor, format!("delete {workload}"));
         Err(Refused::NotFound(workload.to_owned()))
     }
 
-    fn rollout(&self, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
-        self.orders.lock().unwrap().push(format!("{order:?} {workload}"));
+    fn rollout(&self, actor: &str, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
+        self.note(actor, format!("{order:?} {workload}"));
         Ok(8)
     }
 }
 
 impl MadeUp {
+    fn note(&self, actor: &str, order: String) {
+        self.actors.lock().unwrap().push(actor.to_owned());
+        self.orders.lock().unwrap().push(order);
+    }
+
     /// An instance writes something to all who follow it.
     pub(crate) fn writes(&self, piece: &Written) {
         let mut writers = self.writers.lock().unwrap();

@@ -65,9 +65,9 @@ pub(crate) trait Source: fmt::Debug + Send + Sync + 'static {
     /// The last lines of an instance's output, and with `follow` also the output from then on.
     fn output(&self, instance: Uuid, follow: bool) -> Result<Output, String>;
 
-    fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused>;
-    fn delete(&self, workload: &str) -> Result<i64, Refused>;
-    fn rollout(&self, workload: &str, order: RolloutOrder) -> Result<i64, Refused>;
+    fn apply(&self, actor: &str, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused>;
+    fn delete(&self, actor: &str, workload: &str) -> Result<i64, Refused>;
+    fn rollout(&self, actor: &str, workload: &str, order: RolloutOrder) -> Result<i64, Refused>;
 }
 
 /// A piece of an instance's output.

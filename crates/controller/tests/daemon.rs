@@ -75,12 +75,17 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
         handle.snapshot().state.workloads.is_empty(),
         "a dry run changes nothing"
     );
-    let applied = handle.apply(vec![web(2, "a")], false).unwrap();
+    let applied = handle.by("token hands").apply(vec![web(2, "a")], false).unwrap();
     assert_eq!((applied[0].version, applied[0].revision), (1, 1));
     let row = follow.next(LIMIT).unwrap().unwrap();
     assert_eq!(
-        (row.id, row.kind.as_str(), row.workload.as_deref()),
-        (1, "applied", Some("web"))
+        (
+            row.id,
+            row.kind.as_str(),
+            row.workload.as_deref(),
+            row.actor.as_deref()
+        ),
+        (1, "applied", Some("web"), Some("token hands"))
     );
     let snapshot = handle.snapshot();
     assert_eq!(snapshot.state.workloads["web"].spec.count, 2);

@@ -46,6 +46,8 @@ pub struct Snapshot {
 
 /// An order of a user, which waits for the thread.
 pub(super) struct Call {
+    /// Who gives the order; empty if that is unknown.
+    pub(super) actor: String,
     pub(super) order: Order,
     pub(super) reply: Sender<Outcome>,
 }
@@ -63,6 +65,7 @@ pub struct Handle {
     reading: Reading,
     snapshot: Arc<RwLock<Arc<Snapshot>>>,
     calls: Sender<Call>,
+    actor: String,
 }
 
 impl Handle {
@@ -78,8 +81,19 @@ impl Handle {
             reading,
             snapshot: Arc::new(RwLock::new(Arc::new(snapshot))),
             calls,
+            actor: String::new(),
         };
         (handle, received)
+    }
+
+    /// A handle whose orders name their actor in the history and in the log target `ssntp::audit`.
+    #[must_use]
+    pub fn by(&self, actor: &str) -> Self {
+        let actor = actor.to_owned();
+        Self {
+            actor,
+            ..self.clone()
+        }
     }
 
     /// Replaces the snapshot.
@@ -160,7 +174,8 @@ impl Handle {
         let (reply, answer) = bounded(1);
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(CALL);
-        let sent = self.calls.send_deadline(Call { order, reply }, end);
+        let actor = self.actor.clone();
+        let sent = self.calls.send_deadline(Call { actor, order, reply }, end);
         sent.map_err(|e| missing(e.is_timeout()))?;
         answer.recv_deadline(end).map_err(|e| missing(e.is_timeout()))?
     }

@@ -23,6 +23,8 @@ use ssntp_view as cluster;
 use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
 
 const LOG: &str = "ssntp::controller";
+/// The log target of orders, with those who gave them.
+const AUDIT: &str = "ssntp::audit";
 /// The time between two steps while nothing changes. Steps end pauses and graces, and start checks.
 const TICK: Duration = Duration::from_millis(500);
 /// The least time between two steps, because the STATS of a thousand nodes arrive one by one.
@@ -272,10 +274,10 @@ impl Run {
         }
     }
 
-    fn call(&mut self, Call { order, reply }: Call) {
-        let outcome = self.carry_out(order);
+    fn call(&mut self, Call { actor, order, reply }: Call) {
+        let outcome = self.carry_out(&actor, order);
         if let Err(e) = &outcome {
-            info!(target: LOG, "an order was refused: {}", excerpt(e));
+            info!(target: AUDIT, "an order of {actor:?} was refused: {}", excerpt(e));
         }
         // The snapshot comes first, so that a caller that reads after its order sees the change.
         self.publish();
@@ -283,8 +285,14 @@ impl Run {
         let _ = reply.try_send(outcome);
     }
 
-    fn carry_out(&mut self, order: Order) -> Outcome {
-        let (mut applied, writes) = order(&self.core)?;
+    fn carry_out(&mut self, actor: &str, order: Order) -> Outcome {
+        let (mut applied, mut writes) = order(&self.core)?;
+        for write in &mut writes {
+            if let Write::Event(event) = write {
+                event.actor = Some(actor.to_owned()).filter(|actor| !actor.is_empty());
+                info!(target: AUDIT, "by an order of {actor:?}: {}", excerpt(&event.text));
+            }
+        }
         if writes.is_empty() {
             return Ok((self.store.last_id(), applied));
         }

@@ -85,10 +85,10 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
     let is_own = instance.is_some_and(|instance| is_known(&instance));
     (!is_own).then(|| Event {
         kind,
-        workload: None,
         instance,
         node,
         text: change.to_string(),
+        ..Event::default()
     })
 }
 

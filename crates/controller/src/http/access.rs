@@ -12,9 +12,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ssntp_http::{HttpError, Refused, Request};
 
-use super::tokens::{Right, TokenError, Tokens};
+use super::tokens::{Right, Token, TokenError, Tokens};
 use ssntp::Role;
-use ssntp::pki::{Fault, Trust};
+use ssntp::pki::{CertificateInfo, Fault, Trust};
+use ssntp_transport::rustls::pki_types::CertificateDer;
 use ssntp_transport::tls::TlsError;
 
 /// The name of the cookie. Because of `SameSite=Strict`, a browser sends the cookie only with
@@ -28,6 +29,24 @@ pub(super) struct Trusts {
     pub(super) cluster: Trust,
     /// The authority for readers. Each of its certificates may read.
     pub(super) look: Option<Trust>,
+}
+
+/// A client that may read or write.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) right: Right,
+    /// Its name in the history: that of its token, or subject and serial number of its certificate;
+    /// empty if it showed neither.
+    pub(super) name: String,
+}
+
+impl Client {
+    fn of_token(token: Token) -> Self {
+        Self {
+            right: token.right,
+            name: format!("token {}", token.name),
+        }
+    }
 }
 
 /// Decides what a client may do. Clones share the authorities, so a stream ends when its
@@ -61,16 +80,17 @@ impl Access {
         *self.trusts.write().unwrap_or_else(PoisonError::into_inner) = Some(trusts);
     }
 
-    /// The right of a token.
-    pub(super) fn right_of(&self, secret: &str) -> Result<Option<Right>, Refused> {
-        self.tokens.right(secret).map_err(refused)
+    /// The client that has a token; `None` if the token is not known.
+    pub(super) fn of_token(&self, secret: &str) -> Result<Option<Client>, Refused> {
+        let token = self.tokens.token(secret).map_err(refused)?;
+        Ok(token.map(Client::of_token))
     }
 
-    /// The right of the client that sent a request; `None` if the client has to log in first.
-    pub(super) fn right(&self, request: &Request) -> Result<Option<Right>, Refused> {
+    /// The client that sent a request; `None` if it has to log in first.
+    pub(super) fn client(&self, request: &Request) -> Result<Option<Client>, Refused> {
         let by_certificate = match (&request.chain[..], self.trusts()) {
             ([], _) | (_, None) => None,
-            (chain, Some(trusts)) => Some(trusts.right(chain)?),
+            (chain, Some(trusts)) => Some(trusts.client(chain)?),
         };
         if let Some(shown) = request.header("authorization") {
             let secret = shown
@@ -79,16 +99,24 @@ impl Access {
             let secret = secret
                 .ok_or(Refused::new(401, "Authorization must be: Bearer TOKEN"))?
                 .1;
-            let right = self.right_of(secret.trim())?;
+            let client = self.of_token(secret.trim())?;
             // A client that sends a token relies on the right of the token. So an unknown token is an
             // error even if reading needs no token.
-            let right = right.ok_or(Refused::new(401, "this token is not known"))?;
+            let client = client.ok_or(Refused::new(401, "this token is not known"))?;
             // A client with both a certificate and a token has the higher right of the two.
-            return Ok(by_certificate.max(Some(right)));
+            let higher = by_certificate.filter(|one| one.right > client.right);
+            return Ok(Some(higher.unwrap_or(client)));
         }
         // A cookie can only grant the right to read, which these clients have anyway.
-        if by_certificate.is_some() || !self.login {
-            return Ok(by_certificate.or(Some(Right::Read)));
+        if by_certificate.is_some() {
+            return Ok(by_certificate);
+        }
+        let reader = Client {
+            right: Right::Read,
+            name: String::new(),
+        };
+        if !self.login {
+            return Ok(Some(reader));
         }
         let cookie = request.header("cookie").and_then(|cookies| {
             let mut cookies = cookies
@@ -99,10 +127,10 @@ impl Access {
         let Some((_, cookie)) = cookie else {
             return Ok(None);
         };
-        match self.tokens.right_of_cookie(cookie) {
+        match self.tokens.of_cookie(cookie) {
             // The browser has to log in again, as it does if the token was removed.
             Err(TokenError::Expired(..)) => Ok(None),
-            right => Ok(right.map_err(refused)?.map(|_| Right::Read)),
+            token => Ok(token.map_err(refused)?.map(|_| reader)),
         }
     }
 }
@@ -139,21 +167,21 @@ impl Trusts {
         all.map_err(|e| HttpError::Tls(TlsError::Configuration(e.to_string())))
     }
 
-    /// The right of a client with this certificate chain, which TLS has verified.
-    fn right(
-        &self,
-        chain: &[ssntp_transport::rustls::pki_types::CertificateDer<'static>],
-    ) -> Result<Right, Refused> {
+    /// The client with this certificate chain, which TLS has verified.
+    fn client(&self, chain: &[CertificateDer<'static>]) -> Result<Client, Refused> {
+        let info = chain.first().and_then(|own| CertificateInfo::from_der(own).ok());
+        let name = info.map(|info| format!("{}, serial number {}", info.subject, info.serial));
+        let named = |right| Client {
+            right,
+            name: name.unwrap_or_default(),
+        };
         let of_cluster = self.cluster.verify(chain);
-        if of_cluster
-            .as_ref()
-            .is_ok_and(|certificate| certificate.roles.intersects(Role::CONTROLLER))
-        {
-            return Ok(Right::Write);
+        if of_cluster.is_ok_and(|certificate| certificate.roles.intersects(Role::CONTROLLER)) {
+            return Ok(named(Right::Write));
         }
         match self.look.as_ref().map(|look| look.verify(chain)) {
             // A certificate of the authority for readers needs no role of a cluster.
-            Some(Ok(_) | Err(Fault::NoRole)) => Ok(Right::Read),
+            Some(Ok(_) | Err(Fault::NoRole)) => Ok(named(Right::Read)),
             _ => Err(Refused::new(403, "the certificate's role must be controller")),
         }
     }

@@ -107,16 +107,16 @@ impl Source for Live {
         Ok(Box::new(move |limit| next(&mut stream, &mut held, limit)))
     }
 
-    fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
-        self.handle.apply(specs, dry_run)
+    fn apply(&self, actor: &str, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
+        self.handle.by(actor).apply(specs, dry_run)
     }
 
-    fn delete(&self, workload: &str) -> Result<i64, Refused> {
-        self.handle.delete(workload)
+    fn delete(&self, actor: &str, workload: &str) -> Result<i64, Refused> {
+        self.handle.by(actor).delete(workload)
     }
 
-    fn rollout(&self, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
-        self.handle.rollout(workload, order)
+    fn rollout(&self, actor: &str, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
+        self.handle.by(actor).rollout(workload, order)
     }
 }
 

@@ -35,16 +35,18 @@ mod programs;
 mod tokens;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use log::warn;
 use ssntp_admin::{Sampled, Sampler};
 use ssntp_http::{Answer, Http, HttpConfig, HttpError, Limits, Refused, Reply, Request, Service};
 
-use self::access::{Access, COOKIE, Trusts};
+use self::access::{Access, COOKIE, Client, Trusts};
 use self::live::Live;
 use self::programs::Programs;
 pub use self::tokens::{Right, Token, TokenError, Tokens};
+use crate::clock::now;
 use crate::daemon::Handle;
 use crate::page;
 use crate::page::params::Params;
@@ -52,9 +54,11 @@ use crate::page::scene::{Missing, Scene};
 use crate::source::{Picture, Source};
 use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::TlsError;
-use ssntp_transport::{Address, setters};
+use ssntp_transport::{Address, LogLimit, excerpt, setters};
 
 const LOG: &str = "ssntp::controller::http";
+/// The log target of refused clients.
+const AUDIT: &str = "ssntp::audit";
 /// The longest body of a request: a workload with its documents.
 const BODY: usize = 1 << 20;
 const MAX_AGE: Duration = Duration::from_millis(250);
@@ -151,6 +155,7 @@ impl Api {
             access,
             large: Arc::default(),
             waiting: Arc::default(),
+            audit: Mutex::default(),
         });
         let http = Http::start(&admin, "http", LOG, Arc::clone(&routes))?;
         if !may_serve && http.urls().iter().any(|url| url.starts_with("https:")) {
@@ -202,6 +207,8 @@ struct Routes {
     large: Arc<()>,
     /// Each page that waits for a node holds a clone.
     waiting: Arc<()>,
+    /// One key is enough, because the lines are alike.
+    audit: Mutex<LogLimit<()>>,
 }
 
 impl Service for Routes {
@@ -228,8 +235,9 @@ impl Service for Routes {
             ("POST", "/login") => return self.log_in(request).unwrap_or_else(Answer::from).into(),
             _ => {}
         }
-        let right = self.access.right(request);
-        match (right, is_api) {
+        let client = self.access.client(request);
+        self.audit(request, &client);
+        match (client, is_api) {
             (Err(refused), true) => Answer::from(refused).into(),
             (Err(refused), false) => html(
                 refused.code,
@@ -242,7 +250,7 @@ impl Service for Routes {
             ))
             .into(),
             (Ok(None), false) => Answer::new(303, HTML, "").with("Location", "/login").into(),
-            (Ok(Some(right)), true) => match self.programs.reply(request, right) {
+            (Ok(Some(client)), true) => match self.programs.reply(request, &client) {
                 Ok(Reply::Whole(answer)) => self.bounded(answer).into(),
                 Ok(reply) => reply,
                 Err(problem) => Answer::from(problem).into(),
@@ -253,6 +261,17 @@ impl Service for Routes {
 }
 
 impl Routes {
+    /// Logs a client that is refused, such as one with a wrong token.
+    fn audit(&self, request: &Request, client: &Result<Option<Client>, Refused>) {
+        let mut log = self.audit.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(refused) = client
+            && let Some(more) = log.admit((), "refused", now())
+        {
+            let Request { method, path, .. } = request;
+            warn!(target: AUDIT, "{method} {} was refused: {}{more}", excerpt(path), refused.why);
+        }
+    }
+
     fn page(&self, request: &Request) -> Answer {
         let path = request.path.as_str();
         let fail = |code, title, why: &str| html(code, page::failure(path, title, why));
@@ -285,7 +304,7 @@ impl Routes {
         access::check_origin(request)?;
         let form = Params::of_form(&request.body);
         let secret = form.get("token").trim();
-        let known = match self.access.right_of(secret) {
+        let known = match self.access.of_token(secret) {
             Err(expired) if expired.code == 401 => return Ok(html(401, page::login(&expired.why))),
             known => known?,
         };

@@ -8,7 +8,7 @@ use ssntp_admin::Sampled;
 use ssntp_http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
 
-use super::access::{self, Access};
+use super::access::{self, Access, Client};
 use super::events;
 use super::problem::Problem;
 use super::tokens::Right;
@@ -76,7 +76,7 @@ impl Programs {
         }
     }
 
-    pub(super) fn reply(&self, request: &Request, right: Right) -> Found {
+    pub(super) fn reply(&self, request: &Request, client: &Client) -> Found {
         let path = request.path.strip_prefix("/api/v1/").unwrap_or_default();
         let parts: Vec<&str> = path.split('/').collect();
         let params = Params::decode(&request.query);
@@ -97,7 +97,7 @@ impl Programs {
                 // The client's token may be removed or expire while the stream is open, and its
                 // certificate may be revoked.
                 let (access, request) = (self.access.clone(), request.clone());
-                let may_read = move || matches!(access.right(&request), Ok(Some(_)));
+                let may_read = move || matches!(access.client(&request), Ok(Some(_)));
                 Ok(events::reply(&*self.source, after, output, may_read)?)
             }
             ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None)?),
@@ -125,18 +125,18 @@ impl Programs {
                 } else {
                     &["revision"]
                 })?;
-                if right < Right::Write {
+                if client.right < Right::Write {
                     let why = "a token that may write is needed, or a certificate of the role controller";
                     return Err(Refused::new(403, why).into());
                 }
                 // A certificate is sent with the requests of any page, so the origin is checked too.
                 access::check_origin(request)?;
-                self.write(method, parts, request, &params)
+                self.write(&client.name, method, parts, request, &params)
             }
         }
     }
 
-    fn write(&self, method: &str, parts: &[&str], request: &Request, params: &Params) -> Found {
+    fn write(&self, actor: &str, method: &str, parts: &[&str], request: &Request, params: &Params) -> Found {
         let name = match (method, parts) {
             ("PUT" | "DELETE", ["workloads", name]) | ("POST", ["workloads", name, "rollout"]) => {
                 decode(name)
@@ -168,18 +168,18 @@ impl Programs {
                     _ => return Err(Problem::at(400, "dry_run", "it must be 1 or 0")),
                 };
                 if parts.len() == 1 {
-                    return found(&self.source.apply(body(&request.body)?, dry_run)?);
+                    return found(&self.source.apply(actor, body(&request.body)?, dry_run)?);
                 }
                 let spec: Spec = body(&request.body)?;
                 if spec.name != name {
                     return Err(Problem::at(400, "name", "it is not the name in the address"));
                 }
-                found(&self.source.apply(vec![spec], dry_run)?.pop())
+                found(&self.source.apply(actor, vec![spec], dry_run)?.pop())
             }
-            "DELETE" => found(&json!({ "revision": self.source.delete(&name)? })),
+            "DELETE" => found(&json!({ "revision": self.source.delete(actor, &name)? })),
             _ => {
                 let Ordered { order } = body(&request.body)?;
-                found(&json!({ "revision": self.source.rollout(&name, order)? }))
+                found(&json!({ "revision": self.source.rollout(actor, &name, order)? }))
             }
         }
     }

@@ -192,6 +192,8 @@ fn an_error_names_the_field_and_the_place() {
         *rig.made_up.orders.lock().unwrap(),
         ["apply web true", "apply new false", "apply web other false"]
     );
+    let actors = rig.made_up.actors.lock().unwrap();
+    assert!(actors.iter().all(|actor| actor == "token hands"), "{actors:?}");
 }
 
 #[test]
@@ -460,7 +462,7 @@ fn a_stream_ends_when_its_certificate_is_no_longer_trusted() {
     let mut request = Request::default();
     request.chain = client.chain().to_vec();
     let access = routes.access.clone();
-    let may_read = || matches!(access.right(&request), Ok(Some(_)));
+    let may_read = || matches!(access.client(&request), Ok(Some(_)));
     assert!(may_read());
     let renewed = Authority::new(&AuthorityRequest::default()).unwrap();
     rig.api.renew(&client, renewed.trust(), None).unwrap();

@@ -178,12 +178,17 @@ impl Tokens {
     /// # Errors
     /// As [`list`](Self::list), and [`TokenError::Expired`].
     pub fn right(&self, secret: &str) -> Result<Option<Right>, TokenError> {
-        self.right_of_cookie(&digest(secret))
+        Ok(self.token(secret)?.map(|token| token.right))
     }
 
-    /// The right of the token whose digest is in a cookie. A client that sends a cookie alone may
-    /// only read, whatever this right is.
-    pub(super) fn right_of_cookie(&self, cookie: &str) -> Result<Option<Right>, TokenError> {
+    /// The token with this secret, unless its lifetime is over.
+    pub(super) fn token(&self, secret: &str) -> Result<Option<Token>, TokenError> {
+        self.of_cookie(&digest(secret))
+    }
+
+    /// The token whose digest is in a cookie. A client that sends a cookie alone may only read,
+    /// whatever the token's right is.
+    pub(super) fn of_cookie(&self, cookie: &str) -> Result<Option<Token>, TokenError> {
         let hash = digest(cookie);
         // Every token is compared, so the duration does not reveal which one matched.
         let found = self.list()?.into_iter().fold(None, |found, token| {
@@ -193,7 +198,7 @@ impl Tokens {
             Some(token) if token.has_expired() => {
                 Err(TokenError::Expired(token.name, token.expires.unwrap_or_default()))
             }
-            found => Ok(found.map(|token| token.right)),
+            found => Ok(found),
         }
     }
 }
@@ -240,11 +245,11 @@ mod tests {
         assert!(!text.contains(&write[6..]) && !text.contains(&cookie), "{text}");
         // The digest in a cookie is not accepted as a token, and the digest in the file neither as a
         // token nor as a cookie.
-        assert_eq!(tokens.right_of_cookie(&cookie).unwrap(), Some(Right::Write));
+        assert_eq!(tokens.of_cookie(&cookie).unwrap().unwrap().right, Right::Write);
         assert_eq!(tokens.right(&cookie).unwrap(), None);
         for token in tokens.list().unwrap() {
             assert_eq!(tokens.right(&token.hash).unwrap(), None);
-            assert_eq!(tokens.right_of_cookie(&token.hash).unwrap(), None);
+            assert_eq!(tokens.of_cookie(&token.hash).unwrap(), None);
         }
         assert!(matches!(
             tokens.add("eyes", Right::Read, None),
@@ -270,7 +275,7 @@ mod tests {
         assert_eq!(tokens.right(&lives).unwrap(), Some(Right::Write));
         for error in [
             tokens.right(&over).unwrap_err(),
-            tokens.right_of_cookie(&digest(&over)).unwrap_err(),
+            tokens.of_cookie(&digest(&over)).unwrap_err(),
         ] {
             assert!(
                 error.to_string().starts_with("the token over expired at 2"),

@@ -186,6 +186,8 @@ pub struct Event {
     pub instance: Option<Uuid>,
     /// The node that the event is about.
     pub node: Option<Uuid>,
+    /// Who gave the order that caused it; `None` if it is no user's order.
+    pub actor: Option<String>,
     /// A sentence. It may contain text of a peer.
     pub text: String,
 }
@@ -205,6 +207,10 @@ pub struct Row {
     pub instance: Option<Uuid>,
     /// The node that the row is about.
     pub node: Option<Uuid>,
+    /// Who gave the order that caused it: the name of a token, or subject and serial number of a
+    /// certificate; `None` if it is no user's order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub actor: Option<String>,
     /// A sentence. It may contain text of a peer.
     pub text: String,
 }

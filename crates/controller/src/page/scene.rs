@@ -100,6 +100,9 @@ impl Scene<'_> {
         } else {
             out.show(&row.text);
         }
+        if let Some(actor) = &row.actor {
+            html!(out; " (by " {actor} ")");
+        }
         html!(out; "<span class='about'>");
         if let Some(name) = &row.workload {
             html!(out; {WorkloadLink(name)});

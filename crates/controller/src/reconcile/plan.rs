@@ -127,6 +127,7 @@ impl<'a> Draft<'a> {
             instance: Some(*uuid),
             node: about.node,
             text: format!("{workload}-{slot} ({uuid}) {what}"),
+            ..Event::default()
         }));
     }
 

@@ -30,6 +30,7 @@ const MIGRATIONS: &[&str] = &[
          load INTEGER NOT NULL, instances INTEGER NOT NULL, PRIMARY KEY (node, at)) WITHOUT ROWID;",
     // The pages of traces and of one kind of events ask for rare kinds again and again.
     "CREATE INDEX history_kind ON history (kind, id);",
+    "ALTER TABLE history ADD COLUMN actor TEXT;",
 ];
 /// The time limit for waiting for another connection. Only a checkpoint makes one wait.
 const BUSY: Duration = Duration::from_secs(5);
@@ -184,13 +185,13 @@ fn insert(connection: &Connection, event: &Event, at: i64) -> rusqlite::Result<(
     let (instance, node) = (bytes(event.instance), bytes(event.node));
     run(
         connection,
-        "INSERT INTO history (at, kind, workload, instance, node, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        params![at, event.kind, event.workload, instance, node, text],
+        "INSERT INTO history (at, kind, workload, instance, node, text, actor) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        params![at, event.kind, event.workload, instance, node, text, event.actor],
     )
 }
 
 /// The columns that [`row`] reads.
-pub(super) const COLUMNS: &str = "id, at, kind, workload, instance, node, text";
+pub(super) const COLUMNS: &str = "id, at, kind, workload, instance, node, text, actor";
 
 pub(super) fn row(found: &Found<'_>) -> rusqlite::Result<Row> {
     let uuid = |at| Ok::<_, rusqlite::Error>(found.get::<_, Option<[u8; 16]>>(at)?.map(Uuid::from_bytes));
@@ -202,6 +203,7 @@ pub(super) fn row(found: &Found<'_>) -> rusqlite::Result<Row> {
         instance: uuid(4)?,
         node: uuid(5)?,
         text: found.get(6)?,
+        actor: found.get(7)?,
     })
 }
 

@@ -228,7 +228,7 @@ fn a_database_of_a_later_version_is_named() {
             error,
             StoreError::Newer {
                 found: 99,
-                known: 3,
+                known: 4,
                 ..
             }
         ),
@@ -573,8 +573,9 @@ fn an_hour_of_a_thousand_nodes_with_ten_thousand_instances_is_small() {
     let node = |number: u128| Uuid::from_u128((0xa000 + number) << 64 | number);
     let row = |kind, about: &Instance, text: &str| {
         Write::Event(Event {
-            kind,
             workload: Some(about.workload.clone()),
+            kind,
+            actor: None,
             instance: Some(about.uuid),
             node: about.node,
             text: format!("{}-{} ({}) {text}", about.workload, about.slot, about.uuid),

@@ -309,6 +309,7 @@ const HISTORY: Columns<(), Value> = &[
     ("ID", |(), row| text(&row["id"])),
     ("AT", |(), row| at(row)),
     ("KIND", |(), row| text(&row["kind"])),
+    ("BY", |(), row| text(&row["actor"])),
     ("TEXT", |(), row| text(&row["text"])),
 ];
 
