@@ -17,5 +17,5 @@ pub use crate::server::core::ServerCore;
 pub use crate::server::dial::{Attempt, Redial};
 pub use crate::server::entry::{CLAIM, Entry, NoEntry, Step};
 pub use crate::server::environment::Environment;
-pub use crate::server::links::LinkRequest;
+pub use crate::server::links::{LinkFailure, LinkRequest};
 pub use crate::wire::Decoder;

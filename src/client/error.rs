@@ -95,7 +95,7 @@ pub enum ClientError {
     },
     /// The session was lost, and reconnecting is turned off.
     #[error("disconnected: {0}")]
-    Disconnected(DisconnectReason),
+    Disconnected(SessionEnd),
 }
 
 fn list(errors: &[DialError]) -> String {
@@ -309,7 +309,7 @@ impl From<Fault> for DialFault {
 /// The reason why a session has ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum DisconnectReason {
+pub enum SessionEnd {
     /// The application closed the client.
     #[error("the client was closed")]
     Closed,
@@ -343,7 +343,7 @@ pub enum DisconnectReason {
 /// A frame that was not accepted for sending, and the reason.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{} is not sent: {}", .0.frame.kind(), .0.fault)]
-pub struct SendError(Box<Unsent>);
+pub struct UnsentError(Box<Unsent>);
 
 #[derive(Clone, Debug)]
 struct Unsent {
@@ -351,7 +351,7 @@ struct Unsent {
     fault: SendFault,
 }
 
-impl SendError {
+impl UnsentError {
     pub(super) fn new(frame: Frame, fault: SendFault) -> Self {
         Self(Box::new(Unsent { frame, fault }))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{ClientError, DisconnectReason};
+use super::{ClientError, SessionEnd};
 use crate::proto::Frame;
 use crate::request::Request;
 use ssntp_pki::{CertificateInfo, Role};
@@ -29,7 +29,7 @@ pub enum ClientEvent {
     /// The session is over.
     Disconnected {
         /// The reason.
-        reason: DisconnectReason,
+        reason: SessionEnd,
         /// True if the client connects again. Otherwise [`ClientEvent::Closed`] follows.
         retrying: bool,
     },

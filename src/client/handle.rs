@@ -14,8 +14,8 @@ use super::credentials::Credentials;
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
 use super::{
-    ClientConfig, ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault,
-    DisconnectReason, Offline, SendError, SendFault, ServerInfo,
+    ClientConfig, ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault, Offline,
+    SendFault, ServerInfo, SessionEnd, UnsentError,
 };
 use crate::clock::{now, wall_clock};
 use crate::payload::Content;
@@ -62,9 +62,9 @@ impl ClientHandle {
     /// tracing, the frame's trace is stamped and sent, otherwise it is left out.
     ///
     /// # Errors
-    /// [`SendError`], which contains the frame: there is no session, there was no room in time, the
+    /// [`UnsentError`], which contains the frame: there is no session, there was no room in time, the
     /// kind cannot be sent, the payload is too long, or the client has ended.
-    pub fn send(&self, frame: Frame) -> Result<(), SendError> {
+    pub fn send(&self, frame: Frame) -> Result<(), UnsentError> {
         self.state.send(frame, self.state.config.send_timeout)
     }
 
@@ -72,10 +72,10 @@ impl ClientHandle {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), SendError> {
+    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), UnsentError> {
         match Frame::try_of(payload) {
             Ok(frame) => self.send(frame),
-            Err(e) => Err(SendError::new(Frame::new(T::FRAME), SendFault::Payload(e))),
+            Err(e) => Err(UnsentError::new(Frame::new(T::FRAME), SendFault::Payload(e))),
         }
     }
 
@@ -83,7 +83,7 @@ impl ClientHandle {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn try_send(&self, frame: Frame) -> Result<(), SendError> {
+    pub fn try_send(&self, frame: Frame) -> Result<(), UnsentError> {
         self.send_timeout(frame, Duration::ZERO)
     }
 
@@ -91,7 +91,7 @@ impl ClientHandle {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
+    pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), UnsentError> {
         self.state.send(frame, Some(limit))
     }
 
@@ -184,11 +184,11 @@ impl ClientHandle {
     /// again that were ruled out, and ends a pause between attempts. If there is a session:
     ///
     /// * If the server's certificate is no longer trusted, the session ends at once with
-    ///   [`DisconnectReason::Certificate`], and the client connects again. The frames in its queue
+    ///   [`SessionEnd::Certificate`], and the client connects again. The frames in its queue
     ///   are sent for at most one second, and not at all if the server's certificate is revoked.
     /// * Otherwise, if the identity has changed, the session is replaced within
     ///   [`ClientConfig::renewal_spread`](super::ClientConfig::renewal_spread), before the old
-    ///   certificate expires, with [`DisconnectReason::Renewed`]. A client that does not
+    ///   certificate expires, with [`SessionEnd::Renewed`]. A client that does not
     ///   [reconnect](super::ClientConfig::reconnect) keeps its session.
     /// * Otherwise the session is not affected.
     ///
@@ -331,7 +331,7 @@ impl ClientHandle {
         if let (Some(mut inbound), Some(reason)) = (inbound, self.state.uplink.ended()) {
             if end.as_ref().is_some_and(|end| end.connected) {
                 inbound.offer(ClientEvent::Disconnected {
-                    reason: DisconnectReason::Closed,
+                    reason: SessionEnd::Closed,
                     retrying: false,
                 });
             }
@@ -371,13 +371,13 @@ pub(super) struct ClientState {
 }
 
 impl ClientState {
-    fn send(&self, frame: Frame, limit: Option<Duration>) -> Result<(), SendError> {
+    fn send(&self, frame: Frame, limit: Option<Duration>) -> Result<(), UnsentError> {
         let kind = frame.kind();
         let sent = match self.config.operands.may_be_sent(kind) {
             true => self.enqueue(&frame, self.config.offline, || limit.map(deadline)),
             false => Err(SendFault::Kind(kind)),
         };
-        sent.map_err(|fault| SendError::new(frame, fault))
+        sent.map_err(|fault| UnsentError::new(frame, fault))
     }
 
     /// Puts a frame into a queue, and waits for room until `until`. That is only called if there is a

@@ -64,7 +64,7 @@
 //! that are sent during the change wait for the next session, even with [`Offline::Fail`], for at
 //! most 10 s and the attempt that is under way then. New requests wait as well; the client waits up
 //! to 5 s for the answers to earlier requests. The application receives `Disconnected` with
-//! [`DisconnectReason::Renewed`], and then `Connected`.
+//! [`SessionEnd::Renewed`], and then `Connected`.
 //!
 //! # Back-pressure
 //! An application that does not receive holds the server back. Once the bounded channel of events
@@ -79,7 +79,7 @@
 //! | `config` | [`ClientConfig`], [`Backoff`], [`Offline`], [`UuidSource`] |
 //! | `handle` | [`ClientHandle`]: sending, state, counters |
 //! | `event` | [`ClientEvent`], [`ServerInfo`], [`ClientCounters`] |
-//! | `error` | [`ClientError`], [`DialError`], [`DisconnectReason`], [`SendError`], [`RecvError`] |
+//! | `error` | [`ClientError`], [`DialError`], [`SessionEnd`], [`UnsentError`], [`RecvError`] |
 //! | `uplink` | the destination of frames to be sent: the session's queue or the offline queue |
 //! | `inbound` | the bounded channel of events |
 //! | `credentials` | identity and trust of handshakes, and when a renewed client reconnects |
@@ -117,7 +117,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 pub(crate) use self::config::random_share;
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 use self::core::ClientCore;
-pub use self::error::{ClientError, DialError, DialFault, DisconnectReason, RecvError, SendError, SendFault};
+pub use self::error::{ClientError, DialError, DialFault, RecvError, SendFault, SessionEnd, UnsentError};
 pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::figures::ClientFigures;
 pub use self::handle::ClientHandle;

@@ -8,7 +8,7 @@ use log::{debug, warn};
 
 use super::handle::{ClientState, lock};
 use super::inbound::Inbound;
-use super::{ClientEvent, DisconnectReason, LOG};
+use super::{ClientEvent, LOG, SessionEnd};
 use crate::payload::{Draining, InvalidFrameType};
 use crate::proto::{
     Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, answer_to_bad_exchange,
@@ -27,7 +27,7 @@ pub struct SessionSink {
     pub(super) state: Arc<ClientState>,
     pub(super) outbox: Outbox,
     /// Sends the reason for the end of the session; disconnected once its threads have ended.
-    pub(super) end: Sender<DisconnectReason>,
+    pub(super) end: Sender<SessionEnd>,
     /// Sends the time within which the server asks this client to leave.
     pub(super) drain_requests: Sender<Duration>,
     /// The error frame with which the server ended the session.
@@ -155,13 +155,13 @@ impl Sink<Item> for SessionSink {
 
     fn ended(&mut self, reason: EndReason) {
         let reason = match (self.refused, reason) {
-            (Some(code), _) => DisconnectReason::PeerRefused(code),
-            (None, EndReason::PeerClosed) => DisconnectReason::PeerClosed,
-            (None, EndReason::Local) => DisconnectReason::Closed,
-            (None, EndReason::Protocol(e)) => DisconnectReason::Protocol(e.to_string()),
-            (None, other) => DisconnectReason::Lost(other.to_string()),
+            (Some(code), _) => SessionEnd::PeerRefused(code),
+            (None, EndReason::PeerClosed) => SessionEnd::PeerClosed,
+            (None, EndReason::Local) => SessionEnd::Closed,
+            (None, EndReason::Protocol(e)) => SessionEnd::Protocol(e.to_string()),
+            (None, other) => SessionEnd::Lost(other.to_string()),
         };
-        if let DisconnectReason::Protocol(why) = &reason {
+        if let SessionEnd::Protocol(why) = &reason {
             warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.state.uuid, self.state.config.role);
         }
         let _ = self.end.send(reason);

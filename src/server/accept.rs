@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use log::{Level, info, log};
 
 use super::admission::Grant;
-use super::audit::AUDIT;
 use super::core::{CoreEvents, ServerCore};
-use super::entry::{Entry, EntryFault, NoEntry, Step};
+use super::entry::{Entry, NoEntry, Step};
 use super::environment::Environment;
 use super::links::{CLAIM, LINK_PROTOCOL};
+use super::log::AUDIT;
 use crate::clock::{now, wall_clock};
 use ssntp_pki::CertificateInfo;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Feed};
@@ -84,7 +84,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
-        Err(fault) => return runner.refuse(secured.halves, &NoEntry(EntryFault::Unreadable(fault)), ""),
+        Err(fault) => return runner.refuse(secured.halves, &NoEntry::Unreadable(fault), ""),
     };
     let entry = if secured.alpn.as_deref() == Some(LINK_PROTOCOL) {
         Entry::server(environment, certificate, secured.peer, newcomer.peer(), None)
@@ -172,7 +172,7 @@ impl EntryRunner<'_> {
         // False if the server has begun to stop. The dispatcher then ends the admitted session.
         if self.newcomer.is_some_and(|newcomer| !newcomer.admitted()) {
             admission.started(Err(io::ErrorKind::TimedOut.into()));
-            let why = NoEntry(EntryFault::Stopping);
+            let why = NoEntry::Stopping;
             self.count(&why);
             return Err(why);
         }

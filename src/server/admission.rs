@@ -243,26 +243,18 @@ impl Admission {
         }
     }
 
-    /// Judges a newcomer. `holder` is the session that has its UUID, `sessions` the number of sessions, and
-    /// `of_certificate` the number of these with its certificate. Returns the session that it takes over.
+    /// Judges a newcomer. `holder` is the session that has its UUID, `counts` the number of
+    /// sessions, and of those with its certificate. Returns the session that it takes over.
     pub(super) fn judge(
         &self,
         newcomer: &Newcomer<'_>,
         holder: Option<&SessionInfo>,
-        (sessions, of_certificate): (usize, usize),
+        counts: (usize, usize),
         now: Instant,
     ) -> Result<Option<SessionId>, Refusal> {
-        let certificate = newcomer.certificate;
-        let situation = Situation {
-            server: self.server,
-            stopping: !self.is_open() || self.is_draining(),
-            maximum: self.max_sessions,
-            sessions,
-            of_certificate,
-            banned: self.bans.remaining(newcomer.uuid, now),
-            holder: holder.map(|old| Holder::new(old.id, &old.certificate, certificate)),
-        };
-        self.policy.judge(newcomer.uuid, certificate.uuid, &situation)
+        let situation = self.situation(newcomer.uuid, newcomer.certificate, holder, counts, now);
+        self.policy
+            .judge(newcomer.uuid, newcomer.certificate.uuid, &situation)
     }
 
     /// Judges whether a newcomer of another server may take over the session `holder`. The other server
@@ -274,15 +266,30 @@ impl Admission {
         now: Instant,
     ) -> Result<Option<SessionId>, Refusal> {
         let situation = Situation {
-            server: self.server,
             stopping: false,
             maximum: usize::MAX,
-            sessions: 0,
-            of_certificate: 0,
-            banned: self.bans.remaining(holder.uuid, now),
-            holder: Some(Holder::new(holder.id, &holder.certificate, certificate)),
+            ..self.situation(holder.uuid, certificate, Some(holder), (0, 0), now)
         };
         self.policy.judge(holder.uuid, certificate.uuid, &situation)
+    }
+
+    fn situation(
+        &self,
+        uuid: Uuid,
+        certificate: &CertificateInfo,
+        holder: Option<&SessionInfo>,
+        (sessions, of_certificate): (usize, usize),
+        now: Instant,
+    ) -> Situation {
+        Situation {
+            server: self.server,
+            stopping: !self.is_open() || self.is_draining(),
+            maximum: self.max_sessions,
+            sessions,
+            of_certificate,
+            banned: self.bans.remaining(uuid, now),
+            holder: holder.map(|old| Holder::new(old.id, &old.certificate, certificate)),
+        }
     }
 
     /// Refuses newcomers that earlier credentials have verified. When the credentials were replaced, all

@@ -108,7 +108,7 @@ impl Context<'_> {
     /// the end of a connection, or were sent to it later. Those of a session are added when its threads
     /// have ended, some time after [`Handler::disconnected`].
     pub fn frames_lost(&self) -> u64 {
-        self.state.frames_lost()
+        self.state.connections.frames_lost()
     }
 
     /// Ends the session of `uuid` after its queue is sent. False if there is none.

@@ -31,7 +31,6 @@ use log::{Level, debug, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionRequest, Grant, Newcomer, RequestKind};
-use super::audit::{AUDIT, Named};
 use super::config::ServerConfig;
 use super::context::Context;
 use super::disconnect::DisconnectReason;
@@ -39,6 +38,7 @@ use super::environment::Environment;
 use super::guard::guard;
 use super::handler::{ClusterHandler, Handler};
 use super::links::{EndCode, Forwarded, LinkEvent, LinkFault, Receivers};
+use super::log::{AUDIT, Named};
 use super::operators::{changes, is_of_operators, lists, read, unban};
 use super::routing::RuleError;
 use super::sessions::{SessionId, SessionInfo};
@@ -141,7 +141,9 @@ impl ServerCore {
             // A session at another server must not end for a newcomer that is then refused here, by
             // this server's rules or by the application.
             if core.state.must_claim(newcomer) && core.consent(newcomer).is_ok() {
-                core.state.claim(newcomer, verdict);
+                let state = &mut core.state;
+                let (links, out) = (&mut state.links, &mut state.sending.actions);
+                links.claim(newcomer.uuid, newcomer.certificate, verdict, now, out);
             }
         });
     }
@@ -437,11 +439,7 @@ impl ServerCore {
         let (time, out) = (state.time, &mut state.sending.actions);
         match state.links.handle(id, run, frame, &state.sessions, time, out)? {
             LinkEvent::Done => {}
-            LinkEvent::Linked(server, changes) => {
-                state.linked(server);
-                state.apply(changes);
-            }
-            LinkEvent::Changed(changes) => state.apply(changes),
+            LinkEvent::Changed(linked, changes) => state.apply(linked, changes),
             LinkEvent::Forwarded(forwarded) => self.deliver_forwarded(id, forwarded),
             LinkEvent::Told { server, message } => self.guarded_cluster("server_message", |handler, cx| {
                 handler.server_message(cx, server, message);
@@ -478,7 +476,11 @@ impl ServerCore {
         } else if let Some(row) = forwarded.sender {
             match forwarded.item {
                 Item::Run(run) if kind == Command::DRAIN_SERVER => {
-                    state.handle_passed_command(&row.info, &run);
+                    // The operator's own server has decoded the frame before, so this does not fail.
+                    let read = |frame| read(&frame, |asked: &DrainServer| &asked.id);
+                    for asked in run.frames().filter_map(|frame| read(frame).ok()) {
+                        state.drain_by(&row.info, &asked, None);
+                    }
                 }
                 item => self.hand_over(&row.info, item),
             }

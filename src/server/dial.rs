@@ -22,9 +22,9 @@ use uuid::Uuid;
 
 use super::accept::EntryRunner;
 use super::core::CoreEvents;
-use super::entry::{Entry, EntryFault, NoEntry};
+use super::entry::{Entry, NoEntry};
 use super::environment::Environment;
-use super::links::{LINK_PROTOCOL, LinkFailure, Peer, PeerState};
+use super::links::{DialledPeer, LINK_PROTOCOL, LinkFailure, PeerState};
 use crate::client::random_share;
 use crate::clock::now;
 use ssntp_pki::CertificateInfo;
@@ -97,11 +97,11 @@ impl Redial {
         // A known server stays known after a failure, because it may dial this server. `next` then finds
         // that link, and this server does not dial.
         self.known = match why {
-            Some(NoEntry(EntryFault::Link(LinkFailure::Own))) => {
+            Some(NoEntry::Link(LinkFailure::Own)) => {
                 self.next = Some(now + OWN_PAUSE);
                 return;
             }
-            Some(NoEntry(EntryFault::Link(LinkFailure::Duplicate(server)))) => Some(*server),
+            Some(NoEntry::Link(LinkFailure::Duplicate(server))) => Some(*server),
             Some(_) => self.known,
             None => server.or(self.known),
         };
@@ -129,11 +129,11 @@ struct Shared {
     environment: Arc<Environment>,
     events: CoreEvents,
     tcp: TcpOptions,
-    peers: Mutex<Peers>,
+    peers: Mutex<PeerThreads>,
 }
 
 #[derive(Default)]
-struct Peers {
+struct PeerThreads {
     closed: bool,
     /// The number of threads that were started. Thread N has the name `ssntp-peer-N`.
     number: u64,
@@ -211,7 +211,7 @@ impl Dialler {
         self.shared.environment.peers.list()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Peers> {
+    fn lock(&self) -> MutexGuard<'_, PeerThreads> {
         self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -243,7 +243,7 @@ struct PeerThread {
     target: Target,
     shared: Arc<Shared>,
     cancel: Cancel,
-    state: Peer,
+    state: DialledPeer,
     log: LogLimit<()>,
 }
 
@@ -274,10 +274,10 @@ impl PeerThread {
 
     /// Notes the failure of an attempt in the peer's state and in the log.
     fn report(&mut self, why: &NoEntry) {
-        let state = match why.0 {
+        let state = match why {
             // The link exists. The next call of Redial::next returns Attempt::Linked.
-            EntryFault::Link(LinkFailure::Duplicate(_)) => return,
-            EntryFault::Link(LinkFailure::Own) => PeerState::Own,
+            NoEntry::Link(LinkFailure::Duplicate(_)) => return,
+            NoEntry::Link(LinkFailure::Own) => PeerState::Own,
             _ => PeerState::Trying(excerpt(why).to_string()),
         };
         let before = self.state.set(state.clone());
@@ -319,7 +319,7 @@ impl PeerThread {
         let Shared {
             environment, events, ..
         } = &*self.shared;
-        let refused = |e: &dyn fmt::Display| NoEntry(EntryFault::Link(LinkFailure::Refused(e.to_string())));
+        let refused = |e: &dyn fmt::Display| NoEntry::Link(LinkFailure::Refused(e.to_string()));
         // The dispatcher makes it, because only the dispatcher knows the newest token.
         let hello = events.look(|core, _| core.hello());
         let (hello, _) = hello.ok_or_else(|| refused(&"this server has stopped"))?;
@@ -330,7 +330,7 @@ impl PeerThread {
         let stream = self
             .target
             .connect(&self.shared.tcp, CONNECT_TIMEOUT, &self.cancel);
-        let stream = stream.map_err(|e| NoEntry(EntryFault::Link(LinkFailure::Lost(e))))?;
+        let stream = stream.map_err(|e| NoEntry::Link(LinkFailure::Lost(e)))?;
         // Shuts the socket down if this thread is cancelled during the handshake.
         let _watch = self.cancel.watch(&stream);
         let address = stream.peer();
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn a_name_that_reached_this_server_is_dialled_again_after_a_minute() {
         let (mut redial, begin, other) = (Redial::new(), now(), Uuid::from_u128(2));
-        let own = NoEntry(EntryFault::Link(LinkFailure::Own));
+        let own = NoEntry::Link(LinkFailure::Own);
         assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Now);
         redial.attempted(None, Some(&own), begin, 0.5);
         assert_eq!(

@@ -25,12 +25,12 @@ use log::Level;
 use uuid::Uuid;
 
 use super::admission::{AdmissionRequest, Grant, Newcomer, Peer, RequestKind};
-use super::audit::Named;
 use super::core::ServerCore;
 use super::credentials::ActiveCredentials;
 use super::environment::Environment;
 pub use super::links::CLAIM;
 use super::links::{LinkFailure, LinkHandshake, SLACK, refusal};
+use super::log::Named;
 use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
@@ -70,11 +70,7 @@ impl fmt::Debug for Step {
 
 /// The reason for which a newcomer is not connected.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct NoEntry(pub(super) EntryFault);
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum EntryFault {
+pub enum NoEntry {
     /// The protocol or the rules refuse the client. The text before the refusal names the client, if
     /// its CONNECT was read.
     #[error("{0}{1}")]
@@ -85,11 +81,13 @@ pub(super) enum EntryFault {
     /// The certificate cannot be read.
     #[error("{0}")]
     Unreadable(Fault),
+    /// The server stops.
     #[error("the server is shutting down")]
     Stopping,
     /// The connection failed.
     #[error("{0}")]
     Lost(io::Error),
+    /// There is no link to the other server.
     #[error("{0}")]
     Link(LinkFailure),
 }
@@ -97,37 +95,35 @@ pub(super) enum EntryFault {
 impl NoEntry {
     /// The frame to send to the newcomer, if any.
     pub fn answer(&self, environment: &Environment) -> Option<Outgoing> {
-        let code = match &self.0 {
-            EntryFault::Refused(_, refusal) => refusal.answer()?,
-            EntryFault::Outdated(_) | EntryFault::Stopping => ErrorCode::CONNECTION_FAILURE,
-            EntryFault::Unreadable(_) => ErrorCode::CONNECTION_ABORTED,
-            EntryFault::Lost(_) => return None,
-            EntryFault::Link(why) => return why.answer(environment.own.uuid),
+        let code = match self {
+            NoEntry::Refused(_, refusal) => refusal.answer()?,
+            NoEntry::Outdated(_) | NoEntry::Stopping => ErrorCode::CONNECTION_FAILURE,
+            NoEntry::Unreadable(_) => ErrorCode::CONNECTION_ABORTED,
+            NoEntry::Lost(_) => return None,
+            NoEntry::Link(why) => return why.answer(environment.own.uuid),
         };
         Some(outgoing(&Frame::new(code), false))
     }
 
     /// The word for metrics, from a fixed list.
     pub(super) fn word(&self) -> &'static str {
-        match &self.0 {
-            EntryFault::Refused(_, refusal) => refusal.word(),
-            EntryFault::Outdated(_) | EntryFault::Unreadable(_) => "certificate",
-            EntryFault::Stopping => "stopping",
-            EntryFault::Lost(_) => "lost",
-            EntryFault::Link(_) => "link",
+        match self {
+            NoEntry::Refused(_, refusal) => refusal.word(),
+            NoEntry::Outdated(_) | NoEntry::Unreadable(_) => "certificate",
+            NoEntry::Stopping => "stopping",
+            NoEntry::Lost(_) => "lost",
+            NoEntry::Link(_) => "link",
         }
     }
 
     /// The level and the first words of the log line; `None` if it is not logged.
     pub(super) fn log(&self) -> Option<(Level, &'static str)> {
-        Some(match &self.0 {
-            EntryFault::Refused(..) | EntryFault::Outdated(_) | EntryFault::Unreadable(_) => {
-                (Level::Warn, "refused")
-            }
-            EntryFault::Stopping | EntryFault::Link(LinkFailure::Own) => return None,
-            EntryFault::Lost(_) => (Level::Info, "lost before CONNECT"),
-            EntryFault::Link(LinkFailure::Refused(_)) => (Level::Warn, "no link"),
-            EntryFault::Link(_) => (Level::Info, "no link"),
+        Some(match self {
+            NoEntry::Refused(..) | NoEntry::Outdated(_) | NoEntry::Unreadable(_) => (Level::Warn, "refused"),
+            NoEntry::Stopping | NoEntry::Link(LinkFailure::Own) => return None,
+            NoEntry::Lost(_) => (Level::Info, "lost before CONNECT"),
+            NoEntry::Link(LinkFailure::Refused(_)) => (Level::Warn, "no link"),
+            NoEntry::Link(_) => (Level::Info, "no link"),
         })
     }
 }
@@ -253,14 +249,14 @@ impl Entry {
                 match ServerHandshake::new(certificate.roles, certificate.uuid).receive(input) {
                     Ok(Some(connect)) => return self.handle_connect(connect, wall),
                     Ok(None) => {}
-                    Err(refusal) => return Step::End(NoEntry(EntryFault::Refused(String::new(), refusal))),
+                    Err(refusal) => return Step::End(NoEntry::Refused(String::new(), refusal)),
                 }
             }
             Kind::Server(handshake) => {
                 match handshake.receive(&self.facts.environment.own, &self.facts.certificate, input) {
                     Ok(Some(request)) => return self.request_admission(RequestKind::Server(request)),
                     Ok(None) => {}
-                    Err(why) => return Step::End(NoEntry(EntryFault::Link(why))),
+                    Err(why) => return Step::End(NoEntry::Link(why)),
                 }
             }
         }
@@ -287,7 +283,7 @@ impl Entry {
             .then(|| active.objection(chain, certificate, wall))
             .flatten()
         {
-            return Step::End(NoEntry(EntryFault::Outdated(why)));
+            return Step::End(NoEntry::Outdated(why));
         }
         if let Kind::Client { connect, .. } = &mut self.kind {
             *connect = Some(new);
@@ -319,10 +315,10 @@ impl Entry {
             ..
         } = &self.kind
         else {
-            return Step::End(NoEntry(EntryFault::Stopping));
+            return Step::End(NoEntry::Stopping);
         };
         match verdict.and_then(|verdict| refusal(verdict, connect.source)) {
-            Some(refusal) => Step::End(NoEntry(EntryFault::Refused(String::new(), refusal))),
+            Some(refusal) => Step::End(NoEntry::Refused(String::new(), refusal)),
             None => self.request_admission(RequestKind::Client {
                 connect: *connect,
                 bad_traces: Arc::clone(bad_traces),
@@ -340,13 +336,13 @@ impl Entry {
         let grant = match verdict {
             Ok(grant) => grant,
             Err(refusal) => {
-                return Step::End(NoEntry(match &self.kind {
+                return Step::End(match &self.kind {
                     Kind::Client { connect, .. } => {
                         let name = |connect: &Connect| format!("{} ({}): ", connect.source, connect.role);
-                        EntryFault::Refused(connect.as_ref().map(name).unwrap_or_default(), refusal)
+                        NoEntry::Refused(connect.as_ref().map(name).unwrap_or_default(), refusal)
                     }
-                    Kind::Server(handshake) => EntryFault::Link(handshake.refused(&refusal)),
-                }));
+                    Kind::Server(handshake) => NoEntry::Link(handshake.refused(&refusal)),
+                });
             }
         };
         self.is_admitted = true;
@@ -373,21 +369,21 @@ impl Entry {
 
     /// Handles a failure to receive or to send, or the deadline.
     pub fn lost(&mut self, e: io::Error) -> Step {
-        Step::End(NoEntry(match self.kind {
-            Kind::Server(_) => EntryFault::Link(LinkFailure::Lost(e)),
+        Step::End(match self.kind {
+            Kind::Server(_) => NoEntry::Link(LinkFailure::Lost(e)),
             Kind::Client { .. } if !self.is_admitted && e.kind() == io::ErrorKind::TimedOut => {
-                EntryFault::Refused(String::new(), Refusal::Deadline)
+                NoEntry::Refused(String::new(), Refusal::Deadline)
             }
-            Kind::Client { .. } => EntryFault::Lost(e),
-        }))
+            Kind::Client { .. } => NoEntry::Lost(e),
+        })
     }
 
     /// Ends the entry because the server stops.
     pub fn stopping(&mut self) -> Step {
-        Step::End(NoEntry(match self.kind {
-            Kind::Server(_) => EntryFault::Link(LinkFailure::Refused("the server is shutting down".into())),
-            Kind::Client { .. } => EntryFault::Stopping,
-        }))
+        Step::End(match self.kind {
+            Kind::Server(_) => NoEntry::Link(LinkFailure::Refused("the server is shutting down".into())),
+            Kind::Client { .. } => NoEntry::Stopping,
+        })
     }
 
     /// The UUID of the peer, if it is a server whose HELLO has arrived.

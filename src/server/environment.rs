@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::config::{ServerConfig, ServerError, check_identity};
 use super::counters::HandshakeCounters;
 use super::credentials::{ActiveCredentials, Credentials};
-use super::links::{LINK_PROTOCOL, Peers, SESSION_PROTOCOL};
+use super::links::{DialledPeers, LINK_PROTOCOL, SESSION_PROTOCOL};
 use super::own::OwnServer;
 use crate::proto::Operands;
 use ssntp_pki::{Identity, Trust};
@@ -23,7 +23,7 @@ pub struct Environment {
     /// True if the server takes links.
     pub(super) takes_links: bool,
     /// The servers that are dialled.
-    pub(super) peers: Peers,
+    pub(super) peers: DialledPeers,
     pub(super) tracing: bool,
     pub(super) handshake_timeout: Duration,
     pub(super) write_timeout: Duration,
@@ -56,7 +56,7 @@ impl Environment {
     pub fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
         let federation = config.federation.as_ref();
         let takes_links = federation.is_some();
-        let advertised = federation.map(|federation| federation.advertised().to_owned());
+        let advertised = federation.map(|federation| federation.advertised.clone());
         let (identity, trust) = (config.identity.clone(), config.trust.clone());
         Ok(Arc::new(Self {
             own: Arc::new(OwnServer {
@@ -84,7 +84,7 @@ impl Environment {
             newcomers: Mutex::default(),
             handshakes: HandshakeCounters::default(),
             takes_links,
-            peers: Peers::default(),
+            peers: DialledPeers::default(),
         }))
     }
 

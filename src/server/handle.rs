@@ -40,8 +40,8 @@ fn call(call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) + Send + 'static) 
 /// same holds on the dispatcher of another server, because two dispatchers could wait for each other.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: CoreEvents,
-    environment: Arc<Environment>,
+    pub(super) events: CoreEvents,
+    pub(super) environment: Arc<Environment>,
     /// The number of handshakes under way. Set once the server accepts clients.
     occupancy: Arc<OnceLock<Arc<Occupancy>>>,
 }
@@ -64,14 +64,6 @@ impl ServerHandle {
     /// Sets the number of handshakes under way, for the figures.
     pub(super) fn set_occupancy(&self, occupancy: Arc<Occupancy>) {
         let _ = self.occupancy.set(occupancy);
-    }
-
-    pub(super) fn events(&self) -> &CoreEvents {
-        &self.events
-    }
-
-    pub(super) fn environment(&self) -> &Environment {
-        &self.environment
     }
 
     /// Runs `call` on the dispatcher and returns its result. The [`Context`] has all operations.

@@ -49,7 +49,7 @@
 //! | `handle`, `channel` | [`ServerHandle`]; [`channel()`]: a handler that sends events to a channel |
 //! | `accept`, `dial` | threads of newcomers, and of servers that are dialled: [`Dialler`] |
 //! | `entry` | a newcomer between TLS and CONNECTED, step by step |
-//! | `renewal` | the check of all sessions when the credentials are replaced: [`Renewed`] |
+//! | `renewal` | the check of all sessions when the credentials are replaced: [`RenewalReport`] |
 //! | `core` | where every event is dispatched: newcomers, frames, ends, timers |
 //! | `handler`, `context` | [`Handler`], [`ClusterHandler`], and what they may do: [`Context`] |
 //! | `state` | all rooms together: what concerns several of them |
@@ -64,13 +64,12 @@
 //! | `figures`, `counters` | [`Figures`]: sessions and counters |
 //! | `environment`, `own` | what all threads share; the server's own properties |
 //! | `error`, `disconnect` | [`SendError`], [`CallError`]; [`DisconnectReason`] |
-//! | `audit`, `log` | the audit log, and the lines that clients can cause |
+//! | `log` | the audit log, and the lines that clients can cause |
 //! | `guard`, `time` | panics of the application; the time of a call |
 
 mod accept;
 mod actions;
 pub(crate) mod admission;
-mod audit;
 mod bans;
 mod certificates;
 mod channel;
@@ -135,7 +134,7 @@ pub use self::filter::{Filter, FilterAction};
 pub use self::handle::ServerHandle;
 pub use self::handler::{ClusterHandler, Handler};
 pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
-pub use self::renewal::Renewed;
+pub use self::renewal::RenewalReport;
 pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
 pub use self::sessions::{SessionCounters, SessionId, SessionInfo, SessionKey};
 use crate::clock::{now, wall_clock};
@@ -235,7 +234,7 @@ impl Server {
         if let Some(federation) = federation {
             let dialler = Dialler::new(environment, events, tcp);
             server.dialler = Some(dialler.clone());
-            for peer in federation.into_peers() {
+            for peer in federation.peers {
                 dialler.dial(peer).map_err(ServerError::Thread)?;
             }
         }
@@ -284,11 +283,11 @@ impl Server {
     /// # Errors
     /// [`ServerError::Role`], [`ServerError::BorrowedUuid`], [`ServerError::Tls`],
     /// [`ServerError::OnDispatcher`]. The old credentials and all sessions stay then.
-    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<Renewed, ServerError> {
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<RenewalReport, ServerError> {
         if dispatch::is_dispatcher() {
             return Err(ServerError::OnDispatcher);
         }
-        self.handle.environment().renew(identity, trust)?;
+        self.handle.environment.renew(identity, trust)?;
         Ok(renewal::verify_sessions(&self.handle, wall_clock()))
     }
 
@@ -319,7 +318,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let events = self.handle.events();
+        let events = &self.handle.events;
         // Blocks while the channel is full. The dispatcher empties it until it gets Exit.
         let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {

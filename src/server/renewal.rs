@@ -23,54 +23,43 @@ use ssntp_pki::CertificateInfo;
 /// The result of [`Server::renew`](super::Server::renew).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Renewed {
+pub struct RenewalReport {
     /// The number of sessions and links that were checked.
     pub sessions: usize,
     /// The number of these that were ended, because their certificates are no longer valid.
     pub ended: usize,
 }
 
-/// The number of certificates that are verified before the sessions of the invalid ones are ended.
-const AT_A_TIME: usize = 64;
-
 /// Verifies the certificates of all sessions and links, and ends those whose certificate is no longer
 /// valid. Each certificate is verified once, on this thread; the dispatcher only lists and ends the
 /// sessions.
-pub(super) fn verify_sessions(handle: &ServerHandle, now: SystemTime) -> Renewed {
-    let generation = handle.environment().active().generation();
+pub(super) fn verify_sessions(handle: &ServerHandle, now: SystemTime) -> RenewalReport {
+    let generation = handle.environment.active().generation();
     let sessions = handle.with(move |cx| cx.state.begin_generation(generation));
     // A server that has stopped has no sessions.
     let mut sessions = sessions.unwrap_or_default();
-    let mut renewed = Renewed {
+    let mut renewed = RenewalReport {
         sessions: sessions.len(),
         ended: 0,
     };
     // Grouped by certificate, so that each one is verified once.
     sessions.sort_by(|one, other| Borrow::<[u8]>::borrow(&one.0).cmp(other.0.borrow()));
-    let of_one: Vec<_> = sessions.chunk_by(|one, other| one.0 == other.0).collect();
     // If another thread has renewed meanwhile, the latest credentials decide.
-    let active = handle.environment().active();
-    for some in of_one.chunks(AT_A_TIME) {
-        let mut invalid = Vec::new();
-        for sessions in some {
-            let chain = sessions.first().map(|(certificate, _)| certificate.chain());
-            let chain = chain.unwrap_or_default();
-            if let Some(Ok(leaf)) = chain.first().map(CertificateInfo::from_der)
-                && let Some(why) = active.objection(&chain, &leaf, now)
-            {
-                invalid.extend(sessions.iter().map(|(_, id)| (*id, why.clone())));
-            }
+    let active = handle.environment.active();
+    for sessions in sessions.chunk_by(|one, other| one.0 == other.0) {
+        let chain = sessions.first().map(|(certificate, _)| certificate.chain());
+        let chain = chain.unwrap_or_default();
+        if let Some(Ok(leaf)) = chain.first().map(CertificateInfo::from_der)
+            && let Some(why) = active.objection(&chain, &leaf, now)
+        {
+            let invalid: Vec<_> = sessions.iter().map(|(_, id)| *id).collect();
+            let ended = handle.with(move |cx| {
+                let reason = || DisconnectReason::Certificate(why.clone());
+                let ended = invalid.into_iter().map(|id| cx.state.dismiss(id, reason()));
+                ended.filter(|ended| *ended).count()
+            });
+            renewed.ended += ended.unwrap_or_default();
         }
-        if invalid.is_empty() {
-            continue;
-        }
-        // In parts, so that the first sessions end before all certificates are verified.
-        let ended = handle.with(move |cx| {
-            let invalid = invalid.into_iter();
-            let ended = invalid.map(|(id, why)| cx.state.dismiss(id, DisconnectReason::Certificate(why)));
-            ended.filter(|ended| *ended).count()
-        });
-        renewed.ended += ended.unwrap_or_default();
     }
     if renewed.ended > 0 {
         warn!(target: "ssntp::server",

@@ -15,7 +15,6 @@ use log::{Level, debug, info, warn};
 use uuid::Uuid;
 
 use super::admission::{Admission, Grant, Newcomer, Peer};
-use super::audit::{AUDIT, Named};
 use super::config::{ServerConfig, SlowConsumer};
 use super::configuration::Configuration;
 use super::connections::Connections;
@@ -28,8 +27,8 @@ use super::figures::{ClosedSession, Figures, HandshakeFigures, SessionFigures};
 use super::links::{
     EndCode, Forwarded, LinkRequest, Links, Receivers, Remote, RosterChanges, ServerLink, verdict,
 };
-use super::log::Log;
-use super::operators::{Operators, kick, lists, read, read_drain};
+use super::log::{AUDIT, Log, Named};
+use super::operators::{Operators, kick, lists, read_drain};
 use super::parcel::{Parcel, apart};
 use super::routing::{Decision, Routing, Rule, RuleError};
 use super::sending::Sending;
@@ -82,7 +81,7 @@ pub(super) struct State {
     pub(super) sending: Sending,
     pub(super) counters: Counters,
     pub(super) log: Log,
-    connections: Connections,
+    pub(super) connections: Connections,
     /// The requests of the server itself that wait for answers.
     requests: Outstanding,
     slow_consumer: SlowConsumer,
@@ -201,11 +200,6 @@ impl State {
         self.sending.show(&mut figures);
         figures
     }
-
-    /// The number of frames that connections which are gone have lost.
-    pub(super) fn frames_lost(&self) -> u64 {
-        self.connections.frames_lost()
-    }
 }
 
 /// The beginning and the end of sessions.
@@ -233,19 +227,6 @@ impl State {
         // If the UUID has a session here as well, the servers resolve that by rank, without a claim.
         self.links.roster().get(newcomer.uuid).is_some()
             && self.judge(newcomer, self.connections.len()) == Ok(None)
-    }
-
-    pub(super) fn claim(&mut self, newcomer: &Newcomer<'_>, verdict: Sender<u8>) {
-        let Newcomer {
-            uuid, certificate, ..
-        } = *newcomer;
-        self.links.claim(
-            uuid,
-            certificate,
-            verdict,
-            self.time.now,
-            &mut self.sending.actions,
-        );
     }
 
     /// Judges a newcomer of another server, and ends this server's session if the newcomer may take
@@ -879,14 +860,10 @@ impl State {
         }
     }
 
-    /// Notes that the sessions of another server are known.
-    pub(super) fn linked(&mut self, server: Arc<ServerLink>) {
-        self.notices.push(Notice::Linked(server));
-    }
-
-    /// Applies changes of another server's sessions. Ends the own session of a UUID if the other
-    /// server's session outranks it.
-    pub(super) fn apply(&mut self, changes: RosterChanges) {
+    /// Applies changes of another server's sessions, which are now known if it is `linked`. Ends the own
+    /// session of a UUID if the other server's session outranks it.
+    pub(super) fn apply(&mut self, linked: Option<Arc<ServerLink>>, changes: RosterChanges) {
+        self.notices.extend(linked.map(Notice::Linked));
         let removed = changes.removed.into_iter().map(Notice::RemoteDisconnected);
         self.notices.extend(removed);
         for row in changes.connected {
@@ -926,16 +903,6 @@ impl State {
                     .to_role_here(Some(forwarded.from), *role, &mut parcel, &self.sessions)
             }
             Receivers::Application => 0,
-        }
-    }
-
-    /// Handles the commands of operators that another server has passed on.
-    pub(super) fn handle_passed_command(&mut self, by: &SessionInfo, run: &Run) {
-        for frame in run.frames() {
-            // The operator's own server has decoded the frame before, so this does not fail.
-            if let Ok(asked) = read(&frame, |asked: &DrainServer| &asked.id) {
-                self.drain_by(by, &asked, None);
-            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ssntp::client::{Client, ClientConfig, ClientEvent, ClientHandle, DisconnectReason};
+use ssntp::client::{Client, ClientConfig, ClientEvent, ClientHandle, SessionEnd};
 use ssntp::crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{FrameKind, FrameType, Operands};
@@ -83,7 +83,7 @@ impl Load {
 }
 
 /// Receives until the client is closed. Returns the numbers, and the reasons for ends of sessions.
-fn receive(client: Client) -> JoinHandle<(Vec<u64>, Vec<DisconnectReason>)> {
+fn receive(client: Client) -> JoinHandle<(Vec<u64>, Vec<SessionEnd>)> {
     std::thread::spawn(move || {
         let (mut numbers, mut ends) = (Vec::new(), Vec::new());
         while let Ok(event) = client.recv() {
@@ -184,7 +184,7 @@ fn a_pair_that_is_renewed_under_load_loses_no_frame() {
         handle.close();
         let (numbers, ends) = receiver.join().unwrap();
         assert_complete(numbers, counts[1]);
-        assert_eq!(ends[..5], [const { DisconnectReason::Renewed }; 5]);
+        assert_eq!(ends[..5], [const { SessionEnd::Renewed }; 5]);
     }
 }
 
@@ -274,7 +274,7 @@ fn an_authority_that_is_replaced_at_the_client_first_waits_for_the_server() {
         .unwrap();
     match all.next() {
         ClientEvent::Disconnected {
-            reason: DisconnectReason::Certificate(_),
+            reason: SessionEnd::Certificate(_),
             retrying: true,
         } => {}
         other => panic!("{other:?}"),

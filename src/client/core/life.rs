@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, TryRecvError, never};
 use log::{info, warn};
 
 use super::super::handle::lock;
-use super::super::{ClientError, ClientEvent, DisconnectReason, LOG};
+use super::super::{ClientError, ClientEvent, LOG, SessionEnd};
 use super::{At, ClientCore, Next, Stage, Standing};
 use crate::proto::ErrorCode;
 use ssntp_transport::{Outbox, after};
@@ -42,9 +42,9 @@ pub(super) struct Session {
     pub(super) outbox: Outbox,
     pub(super) standing: Standing,
     /// Receives the reason for which the reader ended; disconnected once the threads have ended.
-    pub(super) end: Receiver<DisconnectReason>,
+    pub(super) end: Receiver<SessionEnd>,
     /// The reason that the reader has reported.
-    pub(super) peer_reason: Option<DisconnectReason>,
+    pub(super) peer_reason: Option<SessionEnd>,
     pub(super) threads_ended: bool,
     /// Receives the time within which the server asks this client to leave.
     pub(super) drain_requests: Receiver<Duration>,
@@ -52,7 +52,7 @@ pub(super) struct Session {
     /// True if the server is no longer trusted because its certificate is revoked.
     pub(super) is_revoked: bool,
     /// The reason for the application. Only meaningful after `Established`.
-    pub(super) reason: DisconnectReason,
+    pub(super) reason: SessionEnd,
     pub(super) phase: Phase,
 }
 
@@ -78,7 +78,7 @@ impl ClientCore {
             Ok(reason) => session.peer_reason = Some(reason),
             Err(TryRecvError::Disconnected) => {
                 session.threads_ended = true;
-                let ended = || DisconnectReason::Lost("its reader ended".into());
+                let ended = || SessionEnd::Lost("its reader ended".into());
                 session.peer_reason.get_or_insert_with(ended);
             }
             Err(TryRecvError::Empty) => {}
@@ -121,7 +121,7 @@ impl ClientCore {
                     lock(&self.state.requests).is_idle() && Arc::strong_count(&self.state.open_requests) == 1;
                 if is_over {
                     self.state.hold_requests(false);
-                    session.reason = session.peer_reason.clone().unwrap_or(DisconnectReason::Closed);
+                    session.reason = session.peer_reason.clone().unwrap_or(SessionEnd::Closed);
                 }
                 match is_over || is_idle || at.now >= until {
                     true => (self.begin_flush(&session, at), None),
@@ -139,9 +139,7 @@ impl ClientCore {
             Phase::Aborted => (session.phase, Some(Next::Wait(None))),
             Phase::Closing(_) if session.threads_ended => (Phase::Join, None),
             // A client that is closed now does not wait for the server of a session that has ended.
-            Phase::Closing(until)
-                if at.now >= until || closed && session.reason != DisconnectReason::Closed =>
-            {
+            Phase::Closing(until) if at.now >= until || closed && session.reason != SessionEnd::Closed => {
                 (Phase::Join, Some(Next::Abort))
             }
             Phase::Closing(until) => (session.phase, Some(Next::Wait(Some(until)))),
@@ -156,18 +154,18 @@ impl ClientCore {
     }
 
     /// The reason for which an established session has to end now. `None` if there is none.
-    fn end_reason(&self, session: &Session, at: At) -> Option<DisconnectReason> {
+    fn end_reason(&self, session: &Session, at: At) -> Option<SessionEnd> {
         let is_due = |when: Option<Instant>| when.is_some_and(|when| at.now >= when);
         if session.peer_reason.is_some() {
             return session.peer_reason.clone();
         }
         if self.is_closed {
-            return Some(DisconnectReason::Closed);
+            return Some(SessionEnd::Closed);
         }
         if is_due(self.replacement_due()) {
-            return Some(DisconnectReason::Renewed);
+            return Some(SessionEnd::Renewed);
         }
-        is_due(session.leave_at).then_some(DisconnectReason::Draining)
+        is_due(session.leave_at).then_some(SessionEnd::Draining)
     }
 
     /// Ends the session if the new credentials no longer trust its server, also while the session is
@@ -182,7 +180,7 @@ impl ClientCore {
         match objection.filter(|_| is_in_use) {
             Some((why, revoked)) => {
                 session.is_revoked = revoked;
-                session.reason = DisconnectReason::Certificate(why);
+                session.reason = SessionEnd::Certificate(why);
                 session.phase = self.begin_flush(session, at);
             }
             None => self.plan_replacement(at),
@@ -200,8 +198,8 @@ impl ClientCore {
         // longer trusted has one second, and none if its certificate is revoked.
         let limit = match &session.reason {
             reason if is_replaced(reason) => self.state.config.write_timeout,
-            DisconnectReason::Certificate(_) if session.is_revoked => Duration::ZERO,
-            DisconnectReason::Certificate(_) => LINGER,
+            SessionEnd::Certificate(_) if session.is_revoked => Duration::ZERO,
+            SessionEnd::Certificate(_) => LINGER,
             // The session is over, so `disconnect` follows at once.
             _ => return Phase::Aborted,
         };
@@ -216,14 +214,14 @@ impl ClientCore {
         self.state.cancel_requests();
         *lock(&self.state.in_use) = None;
         // A close ends the session's queue before this core hears of it.
-        if self.is_closed || session.reason == DisconnectReason::Closed {
+        if self.is_closed || session.reason == SessionEnd::Closed {
             // The queue is still sent: a close does not lose frames that `send` has accepted.
-            session.reason = DisconnectReason::Closed;
+            session.reason = SessionEnd::Closed;
             session.outbox.close();
             return Phase::Closing(after(at.now, self.state.config.grace));
         }
         let reason = &session.reason;
-        let aborted = *reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
+        let aborted = *reason == SessionEnd::PeerRefused(ErrorCode::CONNECTION_ABORTED);
         if is_replaced(reason) {
             info!(target: LOG, "{}: disconnected: {reason}", self.name());
         } else {
@@ -234,7 +232,7 @@ impl ClientCore {
             retrying: self.state.config.reconnect && !aborted,
         });
         // A server that has ended only its own side may still receive the rest of the queue.
-        let may_receive = *reason == DisconnectReason::PeerClosed || is_replaced(reason);
+        let may_receive = *reason == SessionEnd::PeerClosed || is_replaced(reason);
         let limit = match may_receive {
             true => self.state.config.write_timeout,
             false => LINGER,
@@ -245,23 +243,23 @@ impl ClientCore {
     /// The stage that follows a session whose threads have ended.
     fn next_stage(&mut self, session: Session, at: At) -> Stage {
         match session.reason {
-            DisconnectReason::Closed => return self.end(ClientError::Closed),
-            DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
+            SessionEnd::Closed => return self.end(ClientError::Closed),
+            SessionEnd::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
                 let server = session.standing.server.name.clone();
                 return self.end(ClientError::Aborted { server });
             }
             reason if !self.state.config.reconnect => return self.end(ClientError::Disconnected(reason)),
             // The old session lost no frame. So frames that are sent meanwhile wait for the next
             // session, and are not refused.
-            DisconnectReason::Renewed => {
+            SessionEnd::Renewed => {
                 (self.next, self.untried) = (session.server, 0);
                 self.gap_ends_at = Some(at.now + GAP);
                 return self.new_round();
             }
-            DisconnectReason::Draining | DisconnectReason::Certificate(_) => {
+            SessionEnd::Draining | SessionEnd::Certificate(_) => {
                 self.gap_ends_at = Some(at.now + GAP);
             }
-            DisconnectReason::PeerRefused(_) => self.warn_if_invalid(at.wall),
+            SessionEnd::PeerRefused(_) => self.warn_if_invalid(at.wall),
             _ => {}
         }
         // The pauses begin again at the shortest only after a session that lasted. Otherwise a
@@ -282,6 +280,6 @@ impl ClientCore {
 }
 
 /// True if the client replaces the session itself, so that no frame may be lost.
-fn is_replaced(reason: &DisconnectReason) -> bool {
-    matches!(reason, DisconnectReason::Renewed | DisconnectReason::Draining)
+fn is_replaced(reason: &SessionEnd) -> bool {
+    matches!(reason, SessionEnd::Renewed | SessionEnd::Draining)
 }

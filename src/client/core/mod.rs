@@ -54,8 +54,8 @@ pub use super::session::SessionSink;
 use super::uplink::Uplink;
 use super::uuid_file::Claimed;
 use super::{
-    ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, DialFault, DisconnectReason, LOG,
-    RequestError, ServerInfo,
+    ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, DialFault, LOG, RequestError,
+    ServerInfo, SessionEnd,
 };
 use crate::proto::{Frame, Refusal};
 use crate::request::{Awaited, Outstanding};
@@ -517,7 +517,7 @@ impl ClientCore {
             },
             leave_at: None,
             is_revoked: false,
-            reason: DisconnectReason::Closed,
+            reason: SessionEnd::Closed,
             phase: Phase::Established,
         }));
         Some(up)
@@ -539,7 +539,7 @@ impl ClientCore {
         }
         if let (Err(e), Stage::Session(session)) = (&started, &mut self.stage) {
             let why = format!("cannot start a thread: {e}");
-            session.peer_reason = Some(DisconnectReason::Lost(why));
+            session.peer_reason = Some(SessionEnd::Lost(why));
         }
         started.ok()
     }

@@ -31,7 +31,7 @@ fn close_sends_the_queue_and_then_close_notify() {
     });
     at_once(|| client.close());
     receiver.unwrap().join().unwrap();
-    assert_eq!(disconnected(&client), (DisconnectReason::Closed, false));
+    assert_eq!(disconnected(&client), (SessionEnd::Closed, false));
     assert!(matches!(closed(&client), ClientError::Closed));
     assert!(matches!(
         client.send(stats(1)).unwrap_err().fault(),

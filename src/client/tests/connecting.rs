@@ -157,7 +157,7 @@ fn a_lost_session_is_replaced_and_events_keep_their_order() {
         assert_eq!(number(&next_frame(&client)), round);
         let (reason, retrying) = disconnected(&client);
         assert!(retrying);
-        assert_eq!(reason == DisconnectReason::PeerClosed, round == 1, "{reason}");
+        assert_eq!(reason == SessionEnd::PeerClosed, round == 1, "{reason}");
         connected(&client);
     }
     assert_eq!(client.counters().sessions, 4);
@@ -192,10 +192,10 @@ fn a_lost_session_makes_no_pause_before_the_next_server_and_one_after_a_whole_ro
 fn without_reconnecting_a_lost_session_ends_the_client() {
     let (client, peer, _server) = pair(|config| config.reconnect(false));
     peer.close();
-    assert_eq!(disconnected(&client), (DisconnectReason::PeerClosed, false));
+    assert_eq!(disconnected(&client), (SessionEnd::PeerClosed, false));
     let reason = closed(&client);
     assert!(
-        matches!(reason, ClientError::Disconnected(DisconnectReason::PeerClosed)),
+        matches!(reason, ClientError::Disconnected(SessionEnd::PeerClosed)),
         "{reason}"
     );
 }
@@ -228,13 +228,13 @@ fn aborted_on_a_session_is_final_and_failure_is_not() {
     let (client, mut peer, server) = pair(|config| config);
     peer.send_kind(ErrorCode::CONNECTION_FAILURE);
     let mut second = server.session();
-    let failed = DisconnectReason::PeerRefused(ErrorCode::CONNECTION_FAILURE);
+    let failed = SessionEnd::PeerRefused(ErrorCode::CONNECTION_FAILURE);
     assert_eq!(disconnected(&client), (failed, true));
     connected(&client);
     second.send(&stats(5));
     second.send_kind(ErrorCode::CONNECTION_ABORTED);
     assert_eq!(number(&next_frame(&client)), 5);
-    let aborted = DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
+    let aborted = SessionEnd::PeerRefused(ErrorCode::CONNECTION_ABORTED);
     assert_eq!(disconnected(&client), (aborted, false));
     assert!(matches!(closed(&client), ClientError::Aborted { .. }));
     assert!(server.has_no_connection());

@@ -26,7 +26,7 @@ fn a_client_leaves_a_draining_server_in_order_and_loses_nothing() {
         7,
         "the application does not receive Draining"
     );
-    assert_eq!(disconnected(&client), (DisconnectReason::Draining, true));
+    assert_eq!(disconnected(&client), (SessionEnd::Draining, true));
     let mut new = server.session();
     connected(&client);
     assert_eq!(number(&new.recv()), 100);

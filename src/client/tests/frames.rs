@@ -129,7 +129,7 @@ fn a_server_that_breaks_the_protocol_loses_the_session() {
     assert_eq!(number(&next_frame(&client)), 1);
     let (reason, retrying) = disconnected(&client);
     assert!(
-        matches!(&reason, DisconnectReason::Protocol(why) if why.contains("1001")),
+        matches!(&reason, SessionEnd::Protocol(why) if why.contains("1001")),
         "{reason}"
     );
     assert!(retrying);

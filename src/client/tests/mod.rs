@@ -55,7 +55,7 @@ fn connected(client: &Client) -> Arc<ServerInfo> {
     }
 }
 
-fn disconnected(client: &Client) -> (DisconnectReason, bool) {
+fn disconnected(client: &Client) -> (SessionEnd, bool) {
     match next(client) {
         ClientEvent::Disconnected { reason, retrying } => (reason, retrying),
         other => panic!("{other:?}"),

@@ -47,7 +47,7 @@ fn a_renewed_client_replaces_its_session_and_loses_nothing() {
     );
     old.close();
     assert_eq!(number(&next_frame(&client)), 7);
-    assert_eq!(disconnected(&client), (DisconnectReason::Renewed, true));
+    assert_eq!(disconnected(&client), (SessionEnd::Renewed, true));
     client.send(stats(101)).unwrap();
     let mut new = server.session();
     assert_eq!(new.hello().source, client.uuid());
@@ -121,7 +121,7 @@ fn a_session_ends_at_once_if_its_server_is_no_longer_trusted() {
     let other = another_authority();
     client.renew(&of(&other, Role::AGENT), &other.trust()).unwrap();
     match disconnected(&client) {
-        (DisconnectReason::Certificate(why), true) => assert!(why.contains("no authority"), "{why}"),
+        (SessionEnd::Certificate(why), true) => assert!(why.contains("no authority"), "{why}"),
         other => panic!("{other:?}"),
     }
     drop(peer);
@@ -166,7 +166,7 @@ fn the_old_certificate_is_used_if_the_server_refuses_the_new_one() {
     peer.expect_end();
     client.send(stats(1)).unwrap();
     peer.close();
-    assert_eq!(disconnected(&client).0, DisconnectReason::Renewed);
+    assert_eq!(disconnected(&client).0, SessionEnd::Renewed);
     assert!(
         server.tls().is_err(),
         "the server does not trust the new authority"
@@ -291,7 +291,7 @@ fn after_a_long_gap_frames_are_refused_as_without_a_session() {
     // The server no longer listens.
     drop(server);
     peer.close();
-    assert_eq!(disconnected(&client).0, DisconnectReason::Renewed);
+    assert_eq!(disconnected(&client).0, SessionEnd::Renewed);
     assert!(matches!(closed(&client), ClientError::GaveUp { attempts: 1, .. }));
     assert_eq!(client.counters().lost_frames, 1);
 }
@@ -303,7 +303,7 @@ fn closing_does_not_wait_for_a_server_that_does_not_end_the_old_session() {
     peer.expect_end();
     client.send(stats(1)).unwrap();
     at_once(|| client.close());
-    assert_eq!(disconnected(&client), (DisconnectReason::Closed, false));
+    assert_eq!(disconnected(&client), (SessionEnd::Closed, false));
     assert!(matches!(closed(&client), ClientError::Closed));
     assert_eq!(client.counters().lost_frames, 1);
 }

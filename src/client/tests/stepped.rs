@@ -141,7 +141,7 @@ fn frames_and_requests_wait_ten_seconds_for_the_session_that_replaces_another() 
     let renewed = matches!(
         client.events.try_recv(),
         Ok(ClientEvent::Disconnected {
-            reason: DisconnectReason::Renewed,
+            reason: SessionEnd::Renewed,
             retrying: true
         })
     );
@@ -232,7 +232,7 @@ fn in_gap(config: ClientConfig) -> (Stepped, SessionSink) {
     assert!(matches!(client.step(), Next::Wait(_)), "the server ends its side");
     session.ended(EndReason::PeerClosed);
     assert!(matches!(client.step(), Next::Wait(_)), "the threads end");
-    let reason = DisconnectReason::Renewed;
+    let reason = SessionEnd::Renewed;
     assert!(
         matches!(client.events.try_recv(), Ok(ClientEvent::Disconnected { reason: of, .. }) if of == reason)
     );

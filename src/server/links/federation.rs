@@ -15,8 +15,8 @@ use ssntp_transport::Target;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Federation {
-    peers: Vec<Target>,
-    advertised: String,
+    pub(crate) peers: Vec<Target>,
+    pub(crate) advertised: String,
 }
 
 impl Federation {
@@ -40,13 +40,5 @@ impl Federation {
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         self.advertised = address.into();
         self
-    }
-
-    pub(crate) fn advertised(&self) -> &str {
-        &self.advertised
-    }
-
-    pub(crate) fn into_peers(self) -> Vec<Target> {
-        self.peers
     }
 }

@@ -24,7 +24,7 @@ const MAX_FIRST: usize = 1024;
 
 /// The reason for which there is no link.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkFailure {
+pub enum LinkFailure {
     /// The peer is this server itself.
     #[error("it is the same server")]
     Own,

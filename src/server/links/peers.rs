@@ -32,9 +32,9 @@ impl fmt::Display for PeerState {
 
 /// The state of one peer, which its dialler sets.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer(Arc<Mutex<PeerState>>);
+pub(crate) struct DialledPeer(Arc<Mutex<PeerState>>);
 
-impl Peer {
+impl DialledPeer {
     /// Sets the state. Returns the one before.
     pub(crate) fn set(&self, state: PeerState) -> PeerState {
         std::mem::replace(&mut *lock(&self.0), state)
@@ -43,12 +43,12 @@ impl Peer {
 
 /// The peers by address.
 #[derive(Debug, Default)]
-pub(crate) struct Peers(Mutex<BTreeMap<String, Peer>>);
+pub(crate) struct DialledPeers(Mutex<BTreeMap<String, DialledPeer>>);
 
-impl Peers {
+impl DialledPeers {
     /// Adds a peer that is not linked yet.
-    pub(crate) fn add(&self, address: String) -> Peer {
-        let peer = Peer(Arc::new(Mutex::new(PeerState::Trying(String::new()))));
+    pub(crate) fn add(&self, address: String) -> DialledPeer {
+        let peer = DialledPeer(Arc::new(Mutex::new(PeerState::Trying(String::new()))));
         lock(&self.0).insert(address, peer.clone());
         peer
     }

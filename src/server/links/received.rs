@@ -27,10 +27,8 @@ use ssntp_transport::dispatch::Origin;
 pub(crate) enum LinkEvent {
     /// Nothing.
     Done,
-    /// The sessions of the other server are known.
-    Linked(Arc<ServerLink>, RosterChanges),
-    /// Sessions of the other server have begun or ended.
-    Changed(RosterChanges),
+    /// Sessions of the other server have begun or ended. With the server if its sessions are now known.
+    Changed(Option<Arc<ServerLink>>, RosterChanges),
     /// Deliver these frames, and then call [`Links::count_forwarded`].
     Forwarded(Forwarded),
     /// The application of another server has sent a message.
@@ -84,18 +82,18 @@ impl Links {
             } => match self.roster.snapshot(server, sequence, rows, is_last)? {
                 Some(changes) => {
                     link.linked = true;
-                    LinkEvent::Linked(Arc::clone(&link.server), changes)
+                    LinkEvent::Changed(Some(Arc::clone(&link.server)), changes)
                 }
                 None => LinkEvent::Done,
             },
             LinkFrame::Connected { sequence, row } => {
-                LinkEvent::Changed(self.roster.connected(server, sequence, row)?)
+                LinkEvent::Changed(None, self.roster.connected(server, sequence, row)?)
             }
             LinkFrame::Gone {
                 sequence,
                 number,
                 uuid,
-            } => LinkEvent::Changed(self.roster.gone(server, sequence, number, uuid)?),
+            } => LinkEvent::Changed(None, self.roster.gone(server, sequence, number, uuid)?),
             LinkFrame::Forward { forward } => {
                 if self.is_current(id, forward.token) {
                     LinkEvent::Forwarded(self.forwarded(id, server, forward, run.wire().len(), time)?)

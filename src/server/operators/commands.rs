@@ -6,9 +6,8 @@ use log::{Level, info};
 use uuid::Uuid;
 
 use crate::payload::{DrainServer, Id, Kick, Kicked, OperatorRefusal, Unban, Unbanned};
-use crate::server::audit::{AUDIT, Named};
 use crate::server::bans::{Bans, MAX_BAN, MAX_BANS};
-use crate::server::log::Log;
+use crate::server::log::{AUDIT, Log, Named};
 use crate::server::sessions::SessionInfo;
 
 /// The longest time for clients to leave a server that drains, which is also the longest that clients

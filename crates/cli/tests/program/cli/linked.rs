@@ -1,7 +1,7 @@
 //! Linked servers as processes.
 
 use serde_json::Value;
-use ssntp::client::{ClientEvent, DisconnectReason};
+use ssntp::client::{ClientEvent, SessionEnd};
 use ssntp::proto::{Command, Frame};
 
 use super::admin::{Daemon, certificates, client, ctl};
@@ -106,7 +106,7 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(left, DisconnectReason::Draining);
+    assert_eq!(left, SessionEnd::Draining);
     two.ended();
     one.wait("/healthz", |_, text| text.contains("unix:nobody"));
     one.wait("/metrics", |_, text| text.contains("ssntp_links 0\n"));

@@ -16,8 +16,8 @@ use super::session::Session;
 use super::world::made;
 use ssntp::Role;
 use ssntp::client::{
-    Backoff, ClientConfig, ClientEvent, ClientHandle, DialFault, DisconnectReason, RequestError, SendFault,
-    ServerInfo,
+    Backoff, ClientConfig, ClientEvent, ClientHandle, DialFault, RequestError, SendFault, ServerInfo,
+    SessionEnd,
 };
 use ssntp::pki::CertificateInfo;
 use ssntp::proto::{ClientHandshake, Command, Connect, Event, Frame, FrameKind, Refusal, Status};
@@ -89,7 +89,7 @@ struct Running {
     server: usize,
     shows_newest: bool,
     /// The reason why the last session was replaced, until the client dials again.
-    replaces: Option<DisconnectReason>,
+    replaces: Option<SessionEnd>,
     /// The times of the attempts within the last second.
     dialled: VecDeque<Instant>,
     /// The open questions: the receiver, the number, the time, and the channel of the answer.
@@ -521,10 +521,10 @@ impl Client {
                     faults.push(format!("renewed: client {} shows an old certificate", self.at));
                 }
                 match (running.replaces.take(), is_other) {
-                    (Some(DisconnectReason::Renewed), Some(true)) => {
+                    (Some(SessionEnd::Renewed), Some(true)) => {
                         faults.push(format!("replaced: client {} renews with another server", self.at));
                     }
-                    (Some(DisconnectReason::Draining), Some(false)) => {
+                    (Some(SessionEnd::Draining), Some(false)) => {
                         faults.push(format!(
                             "replaced: client {} returns to the server that it left",
                             self.at
@@ -584,7 +584,7 @@ impl Client {
                 ClientEvent::Connected(_) => (running.gap, running.knows_session) = (None, true),
                 ClientEvent::Disconnected { reason, .. } => {
                     (running.knows_session, is_over) = (false, true);
-                    let orders = [DisconnectReason::Renewed, DisconnectReason::Draining];
+                    let orders = [SessionEnd::Renewed, SessionEnd::Draining];
                     if let Some(which) = orders.iter().position(|order| *order == reason) {
                         self.replaced[which] += 1;
                         (running.gap, running.replaces, in_order) = (Some(now), Some(reason), true);
