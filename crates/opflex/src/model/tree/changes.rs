@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::super::managed_object::ManagedObject;
 use super::super::name::Name;
 use super::super::uri::Uri;
-use super::Tree;
+use super::store::Tree;
 
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

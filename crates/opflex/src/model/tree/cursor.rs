@@ -3,7 +3,7 @@
 use std::ops::Bound;
 
 use super::super::uri::Uri;
-use super::{ObjectRef, Tree};
+use super::store::{ObjectRef, Tree};
 
 /// A position in the order of a tree's URIs, or of the URIs at and below one of them.
 ///

@@ -8,8 +8,8 @@ use super::super::error::ModelError;
 use super::super::managed_object::ManagedObject;
 use super::super::name::Name;
 use super::super::uri::Uri;
-use super::Tree;
 use super::changes::{Before, Changes, same};
+use super::store::Tree;
 use crate::one_or_many::{self, OneOrMany};
 
 /// A change of a tree.
