@@ -8,6 +8,8 @@
 //!    └────── Restore ──────┴───────────────────────────────┘
 //! ```
 //!
+//! A node whose record can't be read begins as Closed, which Restore and EVACUATE end.
+//!
 //! OFFLINE is a switch of the node's owner, and independent of it.
 
 use ssntp_payload::NextState;
@@ -33,6 +35,9 @@ pub(super) struct Service {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Normal,
+    /// The node's record could not be read. It may have been in maintenance, or not: its instances run
+    /// on, and it takes no START until an operator restores it.
+    Closed,
     /// An EVACUATE stops the instances.
     Evacuating,
     /// The evacuation is complete.
@@ -54,7 +59,7 @@ impl Service {
         self.offline
     }
 
-    /// True from EVACUATE to Restore.
+    /// True from EVACUATE to Restore, and on a node that is closed.
     pub(super) fn is_evacuated(&self) -> bool {
         self.mode != Mode::Normal
     }
@@ -84,9 +89,10 @@ impl Service {
     pub(super) fn save(&self) -> Job {
         let record = NodeRecord {
             // An evacuation under way counts as maintenance, so the next agent continues it.
-            maintenance: self.is_evacuated(),
+            maintenance: matches!(self.mode, Mode::Evacuating | Mode::Maintenance),
             next_state: self.next_state.clone(),
             offline: self.offline,
+            closed: self.mode == Mode::Closed,
         };
         Job::SaveNode(record, self.reached.clone())
     }
@@ -95,6 +101,9 @@ impl Service {
     /// Maintenance once all of them have ended.
     pub(super) fn handle_adopted(&mut self, node: NodeRecord) -> bool {
         self.offline = node.offline;
+        if node.closed {
+            self.mode = Mode::Closed;
+        }
         if node.maintenance {
             self.next_state = node.next_state;
             self.mode = Mode::Evacuating;

@@ -222,9 +222,9 @@ impl Store {
             Ok(node) => node.unwrap_or_default(),
             Err(why) => {
                 self.set_aside(&self.root.join(NODE), &why);
-                // The node may have been in maintenance, so it takes no STARTs until Restore.
+                warn!("this node may have been in maintenance: it takes no START until it is restored");
                 NodeRecord {
-                    maintenance: true,
+                    closed: true,
                     ..NodeRecord::default()
                 }
             }

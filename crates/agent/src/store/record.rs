@@ -175,6 +175,9 @@ pub(crate) struct NodeRecord {
     pub(crate) next_state: NextState,
     /// The agent's owner has taken the node out of service.
     pub(crate) offline: bool,
+    /// A former record could not be read, and nobody has restored the node since.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) closed: bool,
 }
 
 /// An instance as it was found on disk.

@@ -51,6 +51,7 @@ fn saved_records_are_loaded() {
         maintenance: true,
         next_state: NextState::Update,
         offline: true,
+        closed: false,
     };
     {
         let store = Store::open(&dir.path().join("deep/state"), Some(dir.path())).unwrap();
@@ -139,14 +140,20 @@ fn torn_and_changed_files_are_set_aside() {
 }
 
 #[test]
-fn a_corrupt_node_stays_in_maintenance() {
+fn a_node_whose_record_is_corrupt_or_empty_is_closed_and_not_evacuated() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
-    assert!(!store.load().unwrap().0.maintenance);
-    fs::write(dir.path().join(NODE), "maintenance: fal").unwrap();
-    assert!(store.load().unwrap().0.maintenance);
+    let state = || {
+        let node = store.load().unwrap().0;
+        (node.maintenance, node.closed)
+    };
+    assert_eq!(state(), (false, false));
+    for content in ["maintenance: fal", ""] {
+        fs::write(dir.path().join(NODE), content).unwrap();
+        assert_eq!(state(), (false, true), "{content:?}");
+    }
     store.save_node(&NodeRecord::default()).unwrap();
-    assert!(!store.load().unwrap().0.maintenance);
+    assert_eq!(state(), (false, false));
 }
 
 #[test]

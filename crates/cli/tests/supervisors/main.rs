@@ -680,3 +680,25 @@ fn a_control_group_limits_memory_and_cpus_and_reports_an_out_of_memory_kill() {
     assert!(exit.out_of_memory && exit.signal == Some(9), "{exit:?}");
     assert!(exit.to_string().ends_with("(signal 9), out of memory"), "{exit}");
 }
+
+/// The shell or the service that starts an agent may hold a lock file, and ignore signals.
+#[test]
+fn a_program_inherits_neither_descriptors_nor_ignored_signals() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let (lock, program) = (stage.path("lock"), stage.path("supervisor"));
+    let text = format!(
+        "#!/bin/sh\ntrap '' HUP USR1\nexec 7>{}\nexec {} \"$@\"\n",
+        lock.display(),
+        env!("CARGO_BIN_EXE_ssntp")
+    );
+    let command = "printf %s \"$2\" >\"$1\" && chmod 755 \"$1\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command, "sh"]).arg(&program).arg(text);
+    assert!(shell.status().unwrap().success());
+    stage.driver = driver(Confinement::ResourceLimits).supervisor(&program);
+    let running = stage.launch("ls /proc/$$/fd; grep SigIgn /proc/$$/status; echo up; sleep 1000");
+    stage.await_output("0\n1\n2\nSigIgn:\t0000000000000000\nup\n");
+    let of_supervisor = fs::read_dir(format!("/proc/{}/fd", running.handle.pid)).unwrap();
+    let mut held = of_supervisor.map(|fd| fs::read_link(fd.unwrap().path()).unwrap());
+    assert!(!held.any(|file| file == lock), "the lock outlives the agent");
+}

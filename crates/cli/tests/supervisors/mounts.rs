@@ -92,3 +92,19 @@ fn a_link_in_place_of_the_temporary_directory_leads_nowhere() {
     let error = stage.try_launch(&["true"], &mut |_| Ok(())).unwrap_err();
     assert!(error.why.starts_with("its mounts"), "{error}");
 }
+
+/// The kernel keeps them until they are removed, so those of a shared namespace would outlive DELETE.
+#[test]
+fn shared_memory_and_queues_of_an_instance_end_with_it() {
+    let Some(mut stage) = stage() else { return };
+    stage.launch("readlink /proc/self/ns/mnt; readlink /proc/self/ns/ipc; ipcmk -M 4096");
+    stage.end();
+    if !is_isolated(&stage) {
+        return;
+    }
+    let own = fs::read_link("/proc/self/ns/ipc").unwrap();
+    let output = stage.read("stdout.log");
+    assert_ne!(output.lines().nth(1), own.to_str(), "{output}");
+    let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap();
+    assert!(!segments.contains("1900000001"), "{segments}");
+}

@@ -350,3 +350,36 @@ fn recent_failures_of_starts_are_sent_again_in_a_new_session() {
     reconnect(&mut stage);
     stage.nothing::<StartFailure>();
 }
+
+/// A full disk or a crash may leave an empty file, which asks for nothing.
+#[test]
+fn a_node_whose_record_was_lost_runs_its_instances_on_and_takes_no_start_until_restore() {
+    let mut stage = Stage::offline(settings());
+    let closed = NodeRecord {
+        closed: true,
+        ..NodeRecord::default()
+    };
+    let stored = stored(ONE, Some(record().running(&handle(ONE), 0)), Some(start(ONE)));
+    stage.control.adopt(stage.now, closed, vec![stored]);
+    stage.connect();
+    stage.next::<Maintenance>();
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Terminate(..))));
+    stage.send(&start(TWO));
+    assert_eq!(
+        stage.next::<StartFailure>().reason,
+        StartFailureReason::NodeMaintenance
+    );
+    // The next agent is closed as well, whatever is written meanwhile.
+    stage.feed(Input::ToggleOffline);
+    let saved = |job: &Job| match job {
+        Job::SaveNode(record, _) => Some((record.maintenance, record.closed)),
+        _ => None,
+    };
+    assert_eq!(stage.job(saved), (false, true));
+    stage.feed(Input::ToggleOffline);
+    stage.job(saved);
+    stage.send(&restore());
+    assert_eq!(stage.job(saved), (false, false));
+    stage.run(&start(TWO));
+}

@@ -245,7 +245,7 @@ fn the_next_state_after_an_evacuation_is_reported_once() {
     let node = NodeRecord {
         maintenance: true,
         next_state: NextState::Update,
-        offline: false,
+        ..NodeRecord::default()
     };
     let mut stage = Stage::offline(settings());
     stage.control.adopt(stage.now, node, vec![]);

@@ -16,6 +16,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rustix::fs::Gid;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
@@ -50,6 +52,7 @@ fn become_program(order: &Order) -> LaunchError {
     if let Err(error) = prepare(order) {
         return error;
     }
+    stop_ignoring_signals();
     let error = Command::new(&order.exec.program)
         .args(&order.exec.arguments)
         .env_clear()
@@ -62,6 +65,21 @@ fn become_program(order: &Order) -> LaunchError {
         // The file exists, so the error of the system is the reason.
         Ok(found) => LaunchError::io(found.display(), &error),
         Err(missing) => missing,
+    }
+}
+
+/// Makes sure that the program begins with the default action of each signal that whoever started the
+/// agent has ignored. A signal that is handled, unlike an ignored one, has its default action again after
+/// the program is executed.
+fn stop_ignoring_signals() {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let nothing = Arc::new(AtomicBool::new(false));
+    for signal in (1..=64).filter(|signal| ignored.unwrap_or(0) >> (signal - 1) & 1 == 1) {
+        if !signal_hook::consts::FORBIDDEN.contains(&signal) {
+            let _ = signal_hook::flag::register(signal, Arc::clone(&nothing));
+        }
     }
 }
 

@@ -174,9 +174,23 @@ pub fn supervise() -> Option<ExitCode> {
 }
 
 fn supervise_as(what: Option<&OsStr>) -> ExitCode {
+    close_inherited();
     match what {
         Some(what) if what == ENTER => enter::enter(),
         _ => serve::serve(),
+    }
+}
+
+/// Closes the files that whoever started the agent has left open, such as a lock: otherwise they would be
+/// open as long as the instance runs. Called before this process opens a file of its own.
+fn close_inherited() {
+    let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    // Collected first, because the list has a descriptor as well, which is closed with it.
+    let open: Vec<i32> = open
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    for fd in open.into_iter().filter(|fd| *fd > 2) {
+        let _ = nix::unistd::close(fd);
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `/tmp`, `/var/tmp` | `tmp` in its own working directory, so that files there count as its disk and are removed with the instance |
 //! | `/dev/shm` | a file system in memory with a limit; its pages are charged to the control group |
 //! | `/proc` | the processes of its own user |
+//! | System V shared memory, semaphores and queues; POSIX queues | those of its own namespace, which ends with it |
 //! | `/etc/resolv.conf` | the name servers of its network, if it has one of its own |
 
 use std::ffi::CString;
@@ -34,7 +35,9 @@ const SHARED_MEMORY: u64 = 64 << 20;
 /// thread.
 pub(super) fn are_possible() -> bool {
     let tried = threads::spawn("ssntp-mounts", || {
-        separate().and_then(|()| own_memory(SHARED_MEMORY))
+        separate()
+            .and_then(|()| own_ipc())
+            .and_then(|()| own_memory(SHARED_MEMORY))
     });
     tried.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(()))))
 }
@@ -60,11 +63,18 @@ pub(super) fn enter(order: &Order) -> io::Result<()> {
             .iter()
             .any(|dir| Path::new(dir).starts_with(path))
     };
+    own_ipc()?;
     // If the instance's own files are below `/tmp`, it would not find them any more.
     if !TEMPORARY.into_iter().any(is_below) {
         own_temporary(&Path::new(&order.place).join("work/tmp"), user)?;
     }
     own_memory(order.limits.data.unwrap_or(SHARED_MEMORY))
+}
+
+/// Makes the namespace of shared memory, semaphores and message queues, which the kernel removes with its
+/// last process.
+fn own_ipc() -> io::Result<()> {
+    Ok(unshare(CloneFlags::CLONE_NEWIPC)?)
 }
 
 /// Makes a mount namespace. Later mounts of the host appear in it, and its own mounts do not appear
