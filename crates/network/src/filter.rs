@@ -7,6 +7,10 @@ use super::made::Made;
 use super::tools::{self, elements};
 use ssntp_agent::network::TenantNet;
 
+/// The mark of packets from ports. The tap of a machine keeps its user, who is not root, on the packets
+/// that leave by a tunnel; only a process with CAP_NET_ADMIN can set a mark by itself.
+const MARK: u32 = 0x5353;
+
 /// The filters as the kernel has them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Filter {
@@ -72,6 +76,11 @@ table ip ssntp {{
     udp dport {udp} ip saddr . @th,96,24 @concentrators accept
     udp dport {udp} counter drop
   }}
+  chain forged {{
+    comment "only root and the bridges send through tunnels"
+    type filter hook output priority -10; policy accept;
+    udp dport {udp} meta mark != {MARK} meta skuid != 0 counter drop
+  }}
 }}
 add table bridge ssntp
 delete table bridge ssntp
@@ -109,6 +118,7 @@ table bridge ssntp {{
   }}
   chain from_instances {{
     type filter hook prerouting priority -300; policy accept;
+    iifname "{PORT}*" meta mark set {MARK}
     iifname "{PORT}*" jump port
   }}
   chain to_this_host {{

@@ -14,12 +14,18 @@ use ssntp_agent::network::{Interface, TenantNet, TenantPort};
 pub(super) struct Made {
     /// The subnets with instances, by the key of their tunnel.
     pub(super) nets: BTreeMap<u32, Net>,
-    /// The namespaces of concentrators. A macvlan interface would occupy its address for seconds
-    /// after the end of the last process, so the agent keeps the namespace open and deletes the
-    /// interface itself.
-    pub(super) concentrators: BTreeMap<Uuid, File>,
+    pub(super) concentrators: BTreeMap<Uuid, Concentrator>,
     /// The number of rules of the filter; 0 before the filter exists.
     pub(super) rules: usize,
+}
+
+/// A concentrator on this node.
+#[derive(Debug)]
+pub(super) struct Concentrator {
+    pub(super) interface: Interface,
+    /// Its namespace. A macvlan interface would occupy its address for seconds after the end of the last
+    /// process, so the agent keeps the namespace open and deletes the interface itself.
+    pub(super) namespace: File,
 }
 
 /// A subnet, and the ports of its instances.
@@ -95,8 +101,8 @@ impl Port {
         }
     }
 
-    /// The elements of this port in the filter's set: the port with each pair of addresses with
-    /// which it may send. A machine may also send with 0.0.0.0, to request its address.
+    /// The elements of this port in the filter's set: (port, MAC address, IP address) triples that may
+    /// send. A machine may also send with 0.0.0.0, to request its address.
     pub(super) fn elements(&self, instance: Uuid) -> Vec<String> {
         let Interface { mac, ip, .. } = &self.interface;
         let element = |ip: String| format!("\"{}\" . {mac} . {ip}", port_name(instance));
@@ -196,11 +202,12 @@ impl Part<'_> {
     }
 
     /// True if the link can carry packets: it is up, and a port of the right bridge.
-    pub(super) fn is_sound(&self, link: &Link) -> bool {
+    pub(super) fn is_sound(&self, link: &Link, underlay: &str) -> bool {
         let is_on = |net: &TenantNet| link.master == bridge_name(net.key);
         link.is_up()
             && match self {
-                Part::Bridge | Part::Concentrator => true,
+                Part::Bridge => true,
+                Part::Concentrator => link.master == underlay,
                 Part::Tunnel(net) => is_on(net),
                 Part::Port(net, _) => is_on(net) && link.linkinfo["info_slave_data"]["isolated"] == true,
             }

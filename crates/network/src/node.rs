@@ -21,12 +21,14 @@ use super::filter::{Filter, table, tunnel};
 use super::links::{
     GROUP, Link, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
 };
-use super::made::{End, Made, Namespace, Net, Part, Port};
+use super::made::{Concentrator, End, Made, Namespace, Net, Part, Port};
 use super::tools;
 
 /// The setting by which packets that cross a bridge pass the IP filters of this namespace as well.
 const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
+/// The link that holds the UDP port of tunnels. Its key, 0, is that of no tenant, so no packet passes it.
+const HOLDER: &str = "ssv0";
 /// The maximum number of MAC addresses that the kernel knows in all namespaces together, by default 1024.
 const NEIGHBOURS: &str = "/proc/sys/net/ipv4/neigh/default/gc_thresh3";
 /// Room for sixteen subnets of the largest size.
@@ -174,24 +176,55 @@ impl Networks {
         interface: &Interface,
         to: &Namespace,
     ) -> Result<(), String> {
-        let Underlay { device, gateway, .. } = &self.underlay;
-        let (name, mac, pid) = (concentrator_name(instance), &interface.mac, to.pid);
-        let batch = match self.underlay.is_bridge {
-            true => format!(
-                "link add name {name} group {GROUP} type veth peer name eth0 netns {pid} address {mac}\n\
-                 link set {name} master {device} up\n"
-            ),
-            false => format!(
-                "link add link {device} name eth0 address {mac} netns {pid} type macvlan mode bridge\n"
-            ),
+        let concentrator = Concentrator {
+            interface: interface.clone(),
+            namespace: to.open()?,
         };
-        let namespace = to.open()?;
         // The lock is held from here on, because a repair deletes links that it does not know.
         let mut made = self.made();
-        tools::ip(&batch)?;
-        let configured = set_address(interface, interface.subnet.prefix_len(), *gateway, &namespace);
-        made.concentrators.insert(instance, namespace);
-        configured
+        let joined = self.join(instance, &concentrator);
+        made.concentrators.insert(instance, concentrator);
+        joined
+    }
+
+    /// Makes the interface of a concentrator.
+    fn join(&self, instance: Uuid, to: &Concentrator) -> Result<(), String> {
+        let (name, mac, device) = (
+            concentrator_name(instance),
+            &to.interface.mac,
+            &self.underlay.device,
+        );
+        let namespace = tools::path_of(&to.namespace);
+        tools::ip(&if self.underlay.is_bridge {
+            format!(
+                "link add name {name} group {GROUP} type veth peer name eth0 netns {namespace} address {mac}\n\
+                 link set {name} master {device} up\n"
+            )
+        } else {
+            format!(
+                "link add link {device} name eth0 address {mac} netns {namespace} type macvlan mode bridge\n"
+            )
+        })?;
+        self.configure_concentrator(to)
+    }
+
+    fn configure_concentrator(&self, to: &Concentrator) -> Result<(), String> {
+        let prefix = to.interface.subnet.prefix_len();
+        set_address(&to.interface, prefix, self.underlay.gateway, &to.namespace)
+    }
+
+    /// Sets the addresses and routes of the concentrators again, and makes interfaces again that are gone:
+    /// the kernel removes them with the underlay's own interface.
+    fn mend_concentrators(&self, made: &Made) {
+        for (instance, concentrator) in &made.concentrators {
+            let Err(why) = self.configure_concentrator(concentrator) else {
+                continue;
+            };
+            warn!("concentrator {instance}: its interface is made again: {why}");
+            if let Err(why) = self.join(*instance, concentrator) {
+                warn!("concentrator {instance}: its interface cannot be made again: {why}");
+            }
+        }
     }
 
     /// Removes the interface of an instance, if it has one.
@@ -201,8 +234,8 @@ impl Networks {
 
     /// Deletes the links that only this instance needs.
     fn remove(&self, made: &mut Made, instance: Uuid) {
-        if let Some(namespace) = made.concentrators.remove(&instance)
-            && let Err(why) = tools::ip_within(&namespace, "link del eth0\n")
+        if let Some(concentrator) = made.concentrators.remove(&instance)
+            && let Err(why) = tools::ip_within(&concentrator.namespace, "link del eth0\n")
         {
             warn!("concentrator {instance}: its interface cannot be deleted: {why}");
         }
@@ -237,8 +270,26 @@ impl Networks {
         // The filter is replaced even if it exists, because another version may have made it.
         tools::nft(&self.table(&made))?;
         made.rules = Filter::read()?.rules;
+        // A former agent may have had another port.
+        let _ = tools::ip(&format!("link del {HOLDER}\n"));
+        if let Err(why) = self.hold_port() {
+            warn!("tenants' networks: {why}");
+        }
         self.settle(&made, &links);
         Ok(())
+    }
+
+    /// Holds the UDP port of tunnels, also while there are none: a program of this host that takes it would
+    /// make each START of a tenant fail.
+    fn hold_port(&self) -> Result<(), String> {
+        let (local, port) = (self.underlay.ip, self.config.tunnels.port);
+        let add = format!(
+            "link add name {HOLDER} type vxlan id 0 local {local} dstport {port} nolearning\nlink set {HOLDER} up\n"
+        );
+        match tools::ip(&add) {
+            Err(why) if !why.contains("File exists") => Err(format!("UDP port {port} of tunnels: {why}")),
+            _ => Ok(()),
+        }
     }
 
     /// The state and the counters of each tunnel. Links and filters that were deleted or changed are
@@ -281,7 +332,9 @@ impl Networks {
         found.drops = self.keep_filter(made)?;
         found.links = links()?;
         found.broken = self.settle(made, &found.links);
-        self.check_underlay()
+        self.check_underlay()?;
+        self.mend_concentrators(made);
+        self.hold_port()
     }
 
     /// Checks that the underlay exists and is up.
@@ -329,7 +382,7 @@ impl Networks {
         for link in links {
             match parts.get(&link.ifname) {
                 Some(Part::Tunnel(net)) if !self.leads_to(net, link) => wrong.push(link.ifname.clone()),
-                Some(part) if part.is_sound(link) => drop(parts.remove(&link.ifname)),
+                Some(part) if part.is_sound(link, &self.underlay.device) => drop(parts.remove(&link.ifname)),
                 Some(_) => drop(there.insert(&link.ifname)),
                 None => wrong.push(link.ifname.clone()),
             }
@@ -400,8 +453,14 @@ impl Networks {
         if !is_there {
             let _ = writeln!(batch, "{added}\nlink set {name} addrgenmode none");
         }
-        if let Part::Tunnel(net) | Part::Port(net, _) = part {
-            let _ = writeln!(batch, "link set {name} master {}", bridge_name(net.key));
+        match part {
+            Part::Bridge => {}
+            Part::Concentrator => {
+                let _ = writeln!(batch, "link set {name} master {}", self.underlay.device);
+            }
+            Part::Tunnel(net) | Part::Port(net, _) => {
+                let _ = writeln!(batch, "link set {name} master {}", bridge_name(net.key));
+            }
         }
         // A port is isolated: it reaches the tunnel but no other port. So packets between instances
         // of one node pass through the concentrator as well.
@@ -423,8 +482,12 @@ fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: 
         true => return Err("it has no interface of its own until it is started again".into()),
     };
     match (to, end) {
-        (Attachment::Underlay(_), End::Process(namespace)) => {
-            made.concentrators.insert(instance, namespace.open()?);
+        (Attachment::Underlay(interface), End::Process(namespace)) => {
+            let concentrator = Concentrator {
+                interface: interface.clone(),
+                namespace: namespace.open()?,
+            };
+            made.concentrators.insert(instance, concentrator);
         }
         (Attachment::Underlay(_), End::Machine(_)) => {}
         (Attachment::Tenant(port), end) => drop(made.add(instance, port, end)?),
@@ -470,9 +533,9 @@ fn set_address(
     namespace: &File,
 ) -> Result<(), String> {
     let ip = interface.ip;
-    let mut batch = format!("link set lo up\naddr add {ip}/{prefix} dev eth0\nlink set eth0 up\n");
+    let mut batch = format!("link set lo up\naddr replace {ip}/{prefix} dev eth0\nlink set eth0 up\n");
     if let Some(gateway) = gateway {
-        let _ = writeln!(batch, "route add default via {gateway} dev eth0 onlink");
+        let _ = writeln!(batch, "route replace default via {gateway} dev eth0 onlink");
     }
     tools::ip_within(namespace, &batch)
 }

@@ -29,10 +29,14 @@ pub(crate) fn ip(batch: &str) -> Result<(), String> {
 
 /// Runs a batch of `ip` in the network namespace of this file.
 pub(crate) fn ip_within(namespace: &File, batch: &str) -> Result<(), String> {
-    let (own, fd) = (std::process::id(), namespace.as_raw_fd());
     let mut command = Command::new("nsenter");
-    command.arg(format!("--net=/proc/{own}/fd/{fd}")).arg("ip");
+    command.arg(format!("--net={}", path_of(namespace))).arg("ip");
     batch_of(&mut command, batch)
+}
+
+/// The path by which a tool finds this open namespace.
+pub(crate) fn path_of(namespace: &File) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd())
 }
 
 /// The elements of a set or a map, in the syntax of its definition.

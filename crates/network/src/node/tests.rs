@@ -10,7 +10,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use ssntp_payload::{Networking, Start};
 
 use super::*;
-use crate::alone;
+use crate::{DEFAULT_PORT, alone};
 
 fn config(underlay: &str) -> NetworkConfig {
     NetworkConfig {
@@ -324,6 +324,12 @@ fn a_machine_requests_only_its_own_address() {
              neigh add 172.16.0.1 lladdr 02:00:ac:10:00:01 dev eth0\n",
         )
         .unwrap();
+        // The bridge drops packets of a port until it has noticed that the other end is up.
+        let is_up = || {
+            let shown: Vec<Link> = tools::json("ip", &["link", "show", "dev", &name]).unwrap();
+            shown.iter().all(|link| link.operstate == "UP")
+        };
+        assert!((0..1000).any(|_| is_up()));
         // The request for the address of another machine comes first, and is longer.
         let requests = [(6, 400), (5, 300)].map(|(last, len)| {
             let mut request = vec![0; len];
@@ -458,5 +464,59 @@ fn an_address_with_a_label_has_the_mac_address_of_its_interface() {
             networks.iter().all(|network| !network.mac.is_empty()),
             "{networks:?}"
         );
+    });
+}
+
+/// The kernel removes the interfaces of concentrators together with that of the underlay.
+#[test]
+fn concentrators_are_connected_again_after_the_underlay_was_made_again() {
+    alone(|mut networks| {
+        networks.restore(&[]).unwrap();
+        let process = Process::new();
+        let interface = Interface {
+            ip: [10, 0, 0, 33].into(),
+            subnet: "10.0.0.0/24".parse().unwrap(),
+            mac: "02:00:0a:00:00:21".into(),
+        };
+        for is_bridge in [false, true] {
+            networks.underlay.is_bridge = is_bridge;
+            let namespace = process.namespace();
+            networks.attach_underlay(uuid(1), &interface, &namespace).unwrap();
+            tools::ip("link del u0\nlink add u0 type bridge\naddr add 10.0.0.1/24 dev u0\nlink set u0 up\n")
+                .unwrap();
+            networks.tunnels();
+            // This fails without the interface and its address.
+            let check = "addr del 10.0.0.33/24 dev eth0\naddr add 10.0.0.33/24 dev eth0\n";
+            tools::ip_within(&namespace.open().unwrap(), check).unwrap();
+            let port = links().unwrap().into_iter().find(|_| is_bridge);
+            assert_eq!(port.map(|it| it.master), is_bridge.then(|| "u0".to_owned()));
+            networks.detach(uuid(1));
+        }
+    });
+}
+
+/// Otherwise a process on the host's network could take the port, or send packets into tenants' networks.
+#[test]
+fn only_root_uses_the_port_of_tunnels() {
+    alone(|networks| {
+        networks.restore(&[]).unwrap();
+        let taken = UdpSocket::bind(("127.0.0.1", DEFAULT_PORT)).unwrap_err();
+        assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+        let send = || {
+            let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
+            socket.send_to(&[8, 0, 0, 0, 0, 0, 7, 0], ("10.0.0.1", DEFAULT_PORT))
+        };
+        send().unwrap();
+        // A new thread is in the same network namespace, and has a user of its own.
+        let other = std::thread::spawn(move || {
+            rustix::thread::set_thread_uid(rustix::fs::Uid::from_raw(65_534)).unwrap();
+            send()
+        });
+        let refused = other.join().unwrap().unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+        // A link that somebody has deleted is made again.
+        tools::ip("link del ssv0\n").unwrap();
+        networks.tunnels();
+        assert!(UdpSocket::bind(("127.0.0.1", DEFAULT_PORT)).is_err());
     });
 }
