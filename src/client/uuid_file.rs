@@ -82,7 +82,7 @@ fn read_or_make(directory: &Path, path: PathBuf, new: &Path) -> Result<Uuid, Cli
         Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(ClientError::UuidCorrupt { path }),
         Err(e) => return Err(at_fault(&path, e)),
     };
-    match Uuid::try_parse(text.trim()) {
+    match Uuid::try_parse(text.trim_start_matches('\u{feff}').trim()) {
         Ok(uuid) if !uuid.is_nil() => Ok(uuid),
         _ => Err(ClientError::UuidCorrupt { path }),
     }

@@ -106,8 +106,7 @@ impl JoinArgs {
         let Some(path) = &self.join_user_file else {
             return Ok(None);
         };
-        let bytes = input::file(path, input::LONGEST)?;
-        let text = String::from_utf8(bytes).map_err(|_| Failure::at(path, "it is not UTF-8"))?;
+        let text = input::text(path, input::LONGEST)?;
         let line = text.lines().next().unwrap_or_default();
         match line.split_once(':') {
             Some((name, password)) if !name.is_empty() => Ok(Some(User {

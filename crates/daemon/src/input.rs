@@ -19,6 +19,13 @@ pub fn file(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     bounded_bytes(file, most).map_err(|why| Failure::at(path, why))
 }
 
+/// The text of a file, without the byte order mark with which some editors begin it. Fails if it is
+/// longer than `most` bytes, or not UTF-8.
+pub fn text(path: &Path, most: u64) -> Result<String, Failure> {
+    let text = String::from_utf8(file(path, most)?).map_err(|_| Failure::at(path, "it is not UTF-8"))?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+}
+
 /// The content of a file that a user names on the command line; `-` is the standard input.
 pub fn named(path: &Path) -> Result<Vec<u8>, Failure> {
     if path.as_os_str() != "-" {
@@ -51,4 +58,21 @@ pub fn on_a_thread<T: Send + 'static>(
     let (to, from) = bounded(1);
     threads::spawn("ssntp-stdin", move || read(&to)).map_err(Failure::thread)?;
     Ok(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        for (written, read) in [("\u{feff}secret\n", "secret\n"), ("secret", "secret"), ("", "")] {
+            std::fs::write(&path, written).unwrap();
+            assert_eq!(text(&path, 100).unwrap(), read);
+        }
+        std::fs::write(&path, b"\xff").unwrap();
+        assert!(text(&path, 100).is_err());
+    }
 }

@@ -231,6 +231,9 @@ pub enum BadRequest {
     /// A name is empty, longer than 64 characters, or has control characters.
     #[error("{0:?} is not a name of 1 to 64 printable characters")]
     Name(String),
+    /// The text is neither a DNS name nor an IP address.
+    #[error("{0:?} is not a DNS name or IP address (and takes no port)")]
+    Host(String),
     /// A lifetime of 0 days, or of more than 36,500.
     #[error("{0} days is not a lifetime of 1 to 36500 days")]
     Days(u32),

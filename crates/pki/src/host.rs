@@ -60,6 +60,20 @@ impl FromStr for Host {
     }
 }
 
+/// As [`parse`](str::parse). A text that is neither a name nor an address becomes a name, with which no
+/// certificate is issued.
+impl From<&str> for Host {
+    fn from(text: &str) -> Self {
+        text.parse().unwrap_or_else(|_| Self::Name(text.to_owned()))
+    }
+}
+
+impl From<IpAddr> for Host {
+    fn from(address: IpAddr) -> Self {
+        Self::Address(address)
+    }
+}
+
 fn ipv6(text: &str) -> Option<Host> {
     let address: Ipv6Addr = match text.split_once('%') {
         Some((_, "")) => return None,

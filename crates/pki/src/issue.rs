@@ -356,6 +356,10 @@ pub(crate) fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<San
     let mut names = Vec::new();
     for host in hosts {
         let name = match host {
+            // Made of a text that is no host.
+            Host::Name(name) if name.parse().as_ref() != Ok(host) => {
+                return Err(BadRequest::Host(name.clone()).into());
+            }
             Host::Name(name) => SanType::DnsName(name.as_str().try_into().map_err(crypto)?),
             Host::Address(address) => SanType::IpAddress(*address),
         };

@@ -267,8 +267,8 @@ mod tests {
         let path = elsewhere.path().join("scheduler.pem");
         let request = CertificateRequest::new(Role::SCHEDULER | Role::AGENT)
             .name("both")
-            .host("sched.example".parse().unwrap())
-            .host("::1".parse().unwrap())
+            .host("sched.example")
+            .host("::1")
             .uuid(Uuid::from_u128(7))
             .key(KeyKind::Ed25519)
             .days(40);

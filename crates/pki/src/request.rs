@@ -115,8 +115,8 @@ impl AuthorityRequest {
 
     /// Adds a name or an address at which clients may look for a server.
     #[must_use]
-    pub fn host(mut self, host: Host) -> Self {
-        self.hosts.push(host);
+    pub fn host(mut self, host: impl Into<Host>) -> Self {
+        self.hosts.push(host.into());
         self
     }
 }
@@ -127,9 +127,8 @@ impl AuthorityRequest {
 /// use ssntp_pki::Role;
 /// use ssntp_pki::CertificateRequest;
 ///
-/// let request = CertificateRequest::new(Role::SCHEDULER).host("sched.example".parse()?).days(90);
+/// let request = CertificateRequest::new(Role::SCHEDULER).host("sched.example").days(90);
 /// assert_eq!(request.name, "scheduler");
-/// # Ok::<(), ssntp_pki::ParseHostError>(())
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -187,8 +186,8 @@ impl CertificateRequest {
 
     /// Adds a DNS name or an address. The default ones are then not used.
     #[must_use]
-    pub fn host(mut self, host: Host) -> Self {
-        self.hosts.push(host);
+    pub fn host(mut self, host: impl Into<Host>) -> Self {
+        self.hosts.push(host.into());
         self
     }
 

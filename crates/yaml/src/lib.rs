@@ -90,6 +90,11 @@ pub fn decode<T: DeserializeOwned>(document: &[u8]) -> Result<T, Error> {
     decode_within(document, MAX_DOCUMENT_LEN)
 }
 
+/// The text of a file without the byte order mark with which some editors begin it.
+pub fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
 /// Reads one document of at most `limit` bytes.
 ///
 /// # Errors

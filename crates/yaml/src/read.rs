@@ -158,7 +158,9 @@ impl<'de> Deserializer<'de> for &Node<'_> {
             Value::Map(_) => self.deserialize_map(visitor),
             Value::Scalar(..) if self.is_empty() => visitor.visit_unit(),
             Value::Scalar(text, Style::Plain) => {
-                if let Some(value) = boolean(text) {
+                if is_ambiguous(text) {
+                    Err(self.expected("a number without a leading zero, or a quoted text"))
+                } else if let Some(value) = boolean(text) {
                     visitor.visit_bool(value)
                 } else if let Some(number) = integer(text).and_then(|n| u64::try_from(n).ok()) {
                     visitor.visit_u64(number)

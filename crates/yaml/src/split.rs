@@ -29,7 +29,7 @@ pub struct Document<'a> {
 pub fn documents(payload: &[u8]) -> Documents<'_> {
     Documents {
         payload,
-        next: 0,
+        next: payload.len() - crate::without_mark(payload).len(),
         line: 1,
         // An empty payload has no document, but the payload "---" has an empty one.
         marked: Some(false),
@@ -67,7 +67,8 @@ impl<'a> Documents<'a> {
         let (start, line) = (self.next, self.line);
         let mut at = start;
         // After text in the line of a marker, the rest of that line is not the start of a line.
-        let mut line_start = start == 0 || self.payload[start - 1] == b'\n';
+        let first = self.payload.len() - crate::without_mark(self.payload).len();
+        let mut line_start = start == first || self.payload[start - 1] == b'\n';
         while at < self.payload.len() {
             let rest = &self.payload[at..];
             let length = rest

@@ -30,6 +30,7 @@ impl<'a> Node<'a> {
             let len = document.len();
             return Err(Error::new(ErrorKind::TooLong { len, limit }).at(start));
         }
+        let document = crate::without_mark(document);
         let text = std::str::from_utf8(document).map_err(|error| {
             let before = &document[..error.valid_up_to()];
             let lines = before.iter().filter(|b| **b == b'\n').count();
@@ -463,6 +464,29 @@ mod tests {
     fn list(numbers: usize, limit: usize) -> Result<(), Error> {
         let text = "- 1\n".repeat(numbers);
         Node::parse(text.as_bytes(), 1, limit).map(drop)
+    }
+
+    #[test]
+    fn a_byte_order_mark_at_the_beginning_is_skipped() {
+        let keys = |text: &str| {
+            let document = crate::documents(text.as_bytes()).next().unwrap();
+            let read: std::collections::BTreeMap<String, u8> = crate::decode(document.bytes).unwrap();
+            read.into_keys().collect::<Vec<_>>()
+        };
+        for text in [
+            "\u{feff}a: 1\n",
+            "\u{feff}---\na: 1\n",
+            "\u{feff}# c\n---\na: 1\n",
+        ] {
+            assert_eq!(keys(text), ["a"], "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_yaml_1_1_reads_as_octal_is_refused_if_any_type_is_accepted() {
+        let read = |text: &str| crate::decode::<serde_json::Value>(text.as_bytes());
+        assert!(read("data: 010").unwrap_err().to_string().contains("octal"));
+        assert_eq!(read("'010'").unwrap(), "010");
     }
 
     #[test]

@@ -444,7 +444,7 @@ fn without_addresses_the_authority_names_the_servers() {
     };
     let mut request = AuthorityRequest::default();
     for host in ["s1.example", "*.example", "10.0.0.7", "::7"] {
-        request = request.host(host.parse().unwrap());
+        request = request.host(host);
     }
     assert_eq!(
         servers(&Authority::new(&request).unwrap()),

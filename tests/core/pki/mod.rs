@@ -59,6 +59,18 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
+fn a_text_that_is_no_host_is_refused_when_the_certificate_is_issued() {
+    for bad in ["sched.example:8888", "", "a b"] {
+        let request = CertificateRequest::new(Role::SERVER).host("a.example").host(bad);
+        let refused = authority().issue(&request).map(drop);
+        assert!(
+            matches!(&refused, Err(Error::Request(BadRequest::Host(text))) if text == bad),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
 fn every_set_of_roles_survives_certificate_and_file() {
     let authority = authority();
     for bits in 1..=Role::ALL.bits() {
@@ -107,8 +119,8 @@ fn a_server_certificate_is_for_this_machine_by_default() {
     assert!(hosts.len() <= 4);
 
     let request = CertificateRequest::new(Role::SCHEDULER)
-        .host("sched.example".parse().unwrap())
-        .host("[2001:db8::7]".parse().unwrap());
+        .host("sched.example")
+        .host("[2001:db8::7]");
     let issued = authority.issue(&request).unwrap();
     assert_eq!(issued.info().dns_names().collect::<Vec<_>>(), ["sched.example"]);
     let addresses: Vec<_> = issued.info().addresses().map(|a| a.to_string()).collect();
@@ -423,13 +435,9 @@ fn other_authorities_are_refused_also_under_the_same_name() {
 
 #[test]
 fn trust_is_a_bundle_of_authorities_with_places_to_look() {
-    let one = AuthorityRequest::default()
-        .host("sched.example".parse().unwrap())
-        .host("10.0.0.1".parse().unwrap());
+    let one = AuthorityRequest::default().host("sched.example").host("10.0.0.1");
     let one = Authority::new(&one).unwrap();
-    let two = AuthorityRequest::default()
-        .name("Two")
-        .host("10.0.0.1".parse().unwrap());
+    let two = AuthorityRequest::default().name("Two").host("10.0.0.1");
     let two = Authority::new(&two).unwrap();
     let bundle = format!("# both\n{}\n{}", one.certificate_pem(), two.certificate_pem());
     let trust = Trust::from_pem(bundle.as_bytes(), "bundle").unwrap();

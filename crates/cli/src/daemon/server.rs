@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::value_parser;
 use serde_json::{Value, json};
+use ssntp::payload::yaml;
 use ssntp::server::{AdmissionPolicy, ServerConfig, ServerHandle};
 use ssntp::transport::Address;
 use ssntp_payload::Configure;
@@ -78,7 +79,7 @@ pub(crate) fn sessions(server: &ServerHandle) -> Option<String> {
 
 /// Reads and checks a cluster configuration. Clients receive its bytes unchanged.
 pub(crate) fn load_configuration(path: &Path) -> Result<Vec<u8>, Failure> {
-    let bytes = input::file(path, input::LONGEST)?;
+    let bytes = yaml::without_mark(&input::file(path, input::LONGEST)?).to_vec();
     check_configuration(&bytes).map_err(|why| Failure::at(path, why))?;
     Ok(bytes)
 }

@@ -67,6 +67,7 @@ fn text(path: &Path) -> Result<String, String> {
 }
 
 fn entries(text: &str, problems: &mut Vec<Problem>) -> Vec<Entry> {
+    let text = text.trim_start_matches('\u{feff}');
     let mut reader = Reader {
         parser: Parser::new_from_str(text),
         problems,
@@ -270,7 +271,16 @@ mod tests {
 
     #[test]
     fn an_empty_file_has_no_entries_and_no_problems() {
-        for text in ["", "\n", "# a comment\n", "---\n", "---\n...\n", "{}\n"] {
+        for text in [
+            "",
+            "\n",
+            "\u{feff}",
+            "\u{feff}# a comment\n",
+            "# a comment\n",
+            "---\n",
+            "---\n...\n",
+            "{}\n",
+        ] {
             assert_eq!(refused(text), Vec::<String>::new(), "{text:?}");
         }
     }

@@ -28,20 +28,11 @@ impl Format {
 
     pub(super) fn read<T: DeserializeOwned>(self, text: &[u8]) -> Result<T, FileError> {
         match self {
-            Self::Json => serde_json::from_slice(text).map_err(|error| FileError::Json(error.to_string())),
-            Self::Yaml => {
-                // serde_yaml omits the position if it is the beginning of the file.
-                let yaml = |error: serde_yaml::Error| {
-                    let has_place = error.location().is_some_and(|place| place.index() > 0);
-                    let place = if has_place { "" } else { " at line 1" };
-                    FileError::Yaml(format!("{error}{place}"))
-                };
-                // Reading plain values first refuses duplicate keys; the types would use the last one.
-                let _: serde_yaml::Value = serde_yaml::from_slice(text).map_err(yaml)?;
-                // The size has no limit, because the file is the user's own. serde_yaml limits the depth
-                // and the expansion of aliases.
-                serde_yaml::from_slice(text).map_err(yaml)
-            }
+            Self::Json => serde_json::from_slice(ssntp_yaml::without_mark(text))
+                .map_err(|error| FileError::Json(error.to_string())),
+            // The size has no limit, because the file is the user's own.
+            Self::Yaml => ssntp_yaml::decode_within(text, usize::MAX)
+                .map_err(|error| FileError::Yaml(error.to_string())),
         }
     }
 }
@@ -69,7 +60,8 @@ impl ManagedObject {
                 .map(|text| text + "\n")
                 .map_err(|error| FileError::Json(error.to_string())),
             Format::Yaml => {
-                serde_yaml::to_string(objects).map_err(|error| FileError::Yaml(error.to_string()))
+                let text = ssntp_yaml::encode(objects).map_err(|error| FileError::Yaml(error.to_string()))?;
+                Ok(String::from_utf8_lossy(&text).into_owned())
             }
         }
     }

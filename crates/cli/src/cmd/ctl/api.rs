@@ -94,7 +94,7 @@ impl<'a> Api<'a> {
         let Some(path) = &self.args.token_file else {
             return Ok(None);
         };
-        let text = String::from_utf8(input::file(path, 4096)?).map_err(|e| Failure::at(path, e))?;
+        let text = input::text(path, 4096)?;
         let token = text.trim();
         match !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()) {
             true => Ok(Some(token.to_owned())),

@@ -263,7 +263,7 @@ pub(super) struct ConfigureArgs {
 }
 
 pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) -> Result<(), Failure> {
-    let configuration = input::named(&args.file)?;
+    let configuration = yaml::without_mark(&input::named(&args.file)?).to_vec();
     // The scheduler checks it as well, but cannot report what is wrong.
     let checked = Configure::decode_valid(&configuration);
     checked.map_err(|e| Failure::at(&args.file, e))?;

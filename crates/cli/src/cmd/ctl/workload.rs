@@ -127,7 +127,7 @@ const MAX_ENV_FILE: u64 = 1 << 20;
 
 /// The variables of a file. Values are used unchanged: quotes are kept, and nothing is expanded.
 fn read_env_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
-    let text = String::from_utf8(input::file(path, MAX_ENV_FILE)?).map_err(|e| Failure::at(path, e))?;
+    let text = input::text(path, MAX_ENV_FILE)?;
     parse_env(&text).map_err(|(line, why)| Failure::at(path, format_args!("line {line}: {why}")))
 }
 

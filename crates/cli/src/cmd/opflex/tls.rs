@@ -12,6 +12,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ssntp::payload::yaml;
 use ssntp::pki::{Identity, ServerCheck, Trust};
 use ssntp::transport::tls::{Acceptor, Connector};
 
@@ -121,7 +122,9 @@ impl KeyArgs {
         let passphrase = self.tls_passphrase_file.as_ref().map(|path| {
             let text = fs::read(path).map_err(|e| Failure::at(path, e))?;
             // Editors end the line, and its end is not a part of the passphrase.
-            let line = text.split(|byte| matches!(byte, b'\r' | b'\n')).next();
+            let line = yaml::without_mark(&text)
+                .split(|byte| matches!(byte, b'\r' | b'\n'))
+                .next();
             Ok::<_, Failure>(line.unwrap_or_default().to_vec())
         });
         let passphrase = passphrase.transpose()?;

@@ -589,7 +589,7 @@ fn save_certificates(directory: &Path) {
         let bound = CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::from_u128(0xb0));
         files.push(("bound.pem".into(), authority.issue(&bound).unwrap().to_pem()));
         let page = CertificateRequest::new(Role::CONTROLLER | Role::SERVER);
-        let page = page.host("0.0.0.0".parse().unwrap());
+        let page = page.host("0.0.0.0");
         files.push(("page.pem".into(), authority.issue(&page).unwrap().to_pem()));
         files.push(("ca.pem".into(), authority.certificate_pem().to_owned()));
         files

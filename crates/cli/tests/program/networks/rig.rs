@@ -110,7 +110,7 @@ impl Rig {
             let issued = authority.issue(&CertificateRequest::new(roles)).unwrap();
             issued.save(dir.join(format!("{name}.pem"))).unwrap();
         }
-        let request = CertificateRequest::new(Role::SCHEDULER).host("10.77.0.1".parse().unwrap());
+        let request = CertificateRequest::new(Role::SCHEDULER).host("10.77.0.1");
         authority
             .issue(&request)
             .unwrap()
