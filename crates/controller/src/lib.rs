@@ -30,7 +30,7 @@ mod source;
 pub mod store;
 
 pub use self::daemon::{Config, Daemon, Handle, Health, Snapshot, StartError};
-pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State, check_isolation};
+pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State, check_start};
 pub use self::page::params::encode;
 pub use self::reconcile::{Applied, Changed, Difference, Refused, RolloutOrder, Status};
 pub use self::store::{History, Limits, Query};

@@ -31,7 +31,7 @@ pub use self::spec::{
     HealthCheck, MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Template, Update,
 };
 pub(crate) use self::spec::{SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL};
-pub use self::start_keys::{StartKeys, check_isolation};
+pub use self::start_keys::{StartKeys, check_start};
 
 /// The number of versions of a workload that are kept, so that a roll-out can go back.
 pub const KEPT_VERSIONS: usize = 10;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::start_keys::{StartKeys, check_isolation};
+use super::start_keys::{StartKeys, check_start};
 use ssntp_payload::{
     MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, check_label, check_name,
 };
@@ -188,8 +188,8 @@ impl Spec {
         if self.name.len() > MAX_NAME {
             return wrong("name", format!("it has more than {MAX_NAME} bytes"));
         }
-        if let Err(why) = check_isolation(&self.start) {
-            return wrong("start.tenant", why.into());
+        if let Err((key, why)) = check_start(&self.start) {
+            return wrong(&format!("start.{key}"), why.into());
         }
         if self.count > MAX_COUNT {
             return wrong("count", format!("it is more than {MAX_COUNT}"));
@@ -447,6 +447,18 @@ mod tests {
             ("name: a\ncuont: 1\nstart: {command: [a]}", "cuont"),
             ("name: a\nstart: {comand: [a]}", "comand"),
             ("name: a\nstart: {mem_mb: 1}", "nothing to start"),
+            (
+                "name: a\nstart: {command: [\"a\\0b\"]}",
+                "start.command: it contains a NUL",
+            ),
+            (
+                "name: a\nstart: {command: [a], env: {A=B: c}}",
+                "start.env: a name",
+            ),
+            (
+                "name: a\nstart: {command: [a], volumes: [../..]}",
+                "start.volumes: the name",
+            ),
             (
                 "name: a\nstart: {command: [a], tenant: blue}",
                 "start.tenant: no address in the tenant's network is leased",

@@ -135,17 +135,36 @@ fn check(start: &Start) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that the instance of a tenant has an address in the tenant's network. Without one it would
-/// run in the network of its host, beside the instances of all others.
+/// Checks what no agent would accept, so that a user learns of it at once.
+///
+/// The instance of a tenant needs an address in the tenant's network. Without one it would run in the
+/// network of its host, beside the instances of all others.
 ///
 /// # Errors
-/// The reason.
-pub fn check_isolation(start: &Start) -> Result<(), &'static str> {
-    if start.tenant_uuid.is_empty() || !start.networking.private_ip.is_empty() {
-        return Ok(());
+/// The key, and the reason.
+pub fn check_start(start: &Start) -> Result<(), (&'static str, &'static str)> {
+    let has_zero = |text: &String| text.contains('\0');
+    let is_no_name = |name: &String| name.is_empty() || name.contains(['=', '\0']);
+    if !start.tenant_uuid.is_empty() && start.networking.private_ip.is_empty() {
+        let why = "no address in the tenant's network is leased for it, so it would run in the network of its \
+            host; `ssntp ctl start --tenant NAME` leases one, or name all of networking";
+        return Err(("tenant", why));
     }
-    Err(
-        "no address in the tenant's network is leased for it, so it would run in the network of its host; \
-         `ssntp ctl start --tenant NAME` leases one, or name all of networking",
-    )
+    if start.command.iter().any(has_zero) {
+        return Err(("command", "it contains a NUL character"));
+    }
+    if start.env.keys().any(is_no_name) || start.env.values().any(has_zero) {
+        return Err((
+            "env",
+            "a name is empty or contains an equals sign, or a text contains a NUL character",
+        ));
+    }
+    if has_zero(&start.dir) {
+        return Err(("dir", "it contains a NUL character"));
+    }
+    let mut volumes = start.storage.iter().map(|volume| &volume.id);
+    if volumes.any(|id| !id.is_empty() && id.uuid().is_none()) {
+        return Err(("volumes", "the name of a volume is a UUID"));
+    }
+    Ok(())
 }

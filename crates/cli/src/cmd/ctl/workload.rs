@@ -21,7 +21,7 @@ use clap::value_parser;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use ssntp::payload::{Payload, yaml};
-use ssntp_controller::{StartKeys, check_isolation};
+use ssntp_controller::{StartKeys, check_start};
 use ssntp_payload::{MAX_LABELS, check_label, check_name};
 use ssntp_payload::{Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType};
 use uuid::Uuid;
@@ -332,7 +332,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let start = keys.start()?;
     // A tenant by its name gives the instances its network later.
     if !is_of_named_tenant(&start) {
-        check_isolation(&start).map_err(|why| format!("tenant: {why}"))?;
+        check_start(&start).map_err(|(key, why)| format!("{key}: {why}"))?;
     }
     // As in START: of two further documents the first is user data; a single one is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
@@ -383,7 +383,7 @@ mod tests {
     fn the_shorter_keys_set_the_keys_of_start() {
         let start = start(
             "command: [sleep, 1000]\nenv: {A: 1}\nmem_mb: 64\nvcpus: 2\nnode: 5be1\nhostname: h\n\
-             network_node: yes\npersistent: true\ntenant: t\nnetworking: {private_ip: 172.16.0.2}\nvolumes: [v]\n\
+             network_node: yes\npersistent: true\ntenant: t\nnetworking: {private_ip: 172.16.0.2}\nvolumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]\n\
              restart_policy: on-failure\nrestart_limit: 3\n",
         );
         assert_eq!(start.vm_type, VmType::Process);
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(start.restart_policy, RestartPolicy::OnFailure);
         assert_eq!(start.restart_limit, 3);
         assert_eq!(start.tenant_uuid, "t");
-        assert_eq!(start.storage[0].id, "v");
+        assert_eq!(start.storage[0].id, "7c9e6679-7425-40de-944b-e07fc1f90ae7");
     }
 
     #[test]
