@@ -83,6 +83,7 @@
 //! | `runner` | [`Agent`], [`AgentConfig`]: the thread |
 //! | `control` | the state machine, without I/O |
 //! | `worker` | the threads for jobs that can block |
+//! | `place`, `fault` | the directory and the user of an instance; why it did not start |
 //! | `policy` | [`Policy`]: the limits of this node for all instances |
 //! | `store` | the state directory |
 //! | `tree` | directories in which instances write |
@@ -96,8 +97,10 @@
 
 mod control;
 pub mod driver;
+mod fault;
 mod figures;
 pub mod network;
+mod place;
 mod policy;
 mod runner;
 mod stepped;

@@ -27,7 +27,8 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
-use super::driver::{LaunchError, LaunchFault, User};
+use super::fault::{LaunchError, LaunchFault};
+use super::place::User;
 use ssntp::payload::yaml;
 use ssntp_payload::Start;
 

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::admin::AdminArgs;
+use crate::admin::AgentArgs;
 use crate::cmd;
 use crate::failure::Failure;
 use crate::logging::LogArgs;
@@ -27,9 +27,6 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
-
-/// The flags of `ssntp agent`, which has pages.
-pub(crate) type AgentArgs = ssntp_agent_cli::Args<AdminArgs>;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

@@ -32,6 +32,8 @@ pub use self::process::ProcessDriver;
 pub use self::process::{DEFAULT_PATH, give};
 pub(crate) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
+pub use super::fault::{DriverError, LaunchError, LaunchFault, VolumeError, VolumeFault};
+pub use super::place::{InstanceDir, User};
 use super::policy::Policy;
 use crate::network::Wire;
 use ssntp_payload::{Start, StartPayload};
@@ -136,56 +138,6 @@ pub struct Ended {
     pub exit: Exit,
 }
 
-/// The directory of an instance.
-///
-/// ```text
-/// DIR/
-///   instance.yaml  start.yaml      the records of the agent
-///   stdout.log  stderr.log         the output of all runs, within bounds
-///   run/                           the state and the socket of the last run
-///   disks/                         the disks of a virtual machine
-///   volumes/UUID                   a link to each volume
-///   work/                          the working directory of the instance
-/// ```
-///
-/// An instance with a user of its own can write in `work` and in no other directory here, so the
-/// agent can trust the content of the others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InstanceDir {
-    instance: Uuid,
-    dir: PathBuf,
-}
-
-impl InstanceDir {
-    /// The directory `dir` of an instance.
-    pub fn new(instance: Uuid, dir: impl Into<PathBuf>) -> Self {
-        Self {
-            instance,
-            dir: dir.into(),
-        }
-    }
-
-    /// The instance.
-    pub fn instance(&self) -> Uuid {
-        self.instance
-    }
-
-    /// The path of the directory.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// The working directory of the instance.
-    pub fn work(&self) -> PathBuf {
-        self.dir.join("work")
-    }
-
-    /// The directory of links to the attached volumes.
-    pub fn volumes(&self) -> PathBuf {
-        self.dir.join("volumes")
-    }
-}
-
 /// An instance to launch.
 #[derive(Debug)]
 pub struct Launch<'a> {
@@ -201,17 +153,6 @@ pub struct Launch<'a> {
     pub network: Option<&'a dyn Wire>,
     /// Cancels the launch. A driver checks it during long work.
     pub cancel: &'a Cancel,
-}
-
-/// A user and its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct User {
-    /// The UID.
-    pub uid: u32,
-    /// The GID of the user's only group.
-    pub gid: u32,
-    /// True if the user runs only this instance.
-    pub alone: bool,
 }
 
 /// The ID of one run of an instance, in a form that survives the agent: a process, with the facts
@@ -337,78 +278,4 @@ pub struct Volume {
     pub uuid: Uuid,
     /// The directory of the volume.
     pub path: PathBuf,
-}
-
-/// An error of a driver.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("{why}")]
-pub struct DriverError<F> {
-    /// The cause.
-    pub fault: F,
-    /// The explanation, in one line.
-    pub why: String,
-}
-
-impl<F> DriverError<F> {
-    /// An error with its explanation.
-    pub fn new(fault: F, why: impl Into<String>) -> Self {
-        Self {
-            fault,
-            why: why.into(),
-        }
-    }
-}
-
-/// An instance did not start.
-pub type LaunchError = DriverError<LaunchFault>;
-
-/// A volume was not attached or detached.
-pub type VolumeError = DriverError<VolumeFault>;
-
-/// The reason why an instance did not start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum LaunchFault {
-    /// The command is invalid on any node.
-    Data,
-    /// The image or a volume does not exist.
-    Image,
-    /// The node has no room for the instance.
-    Full,
-    /// The network could not be set up.
-    Network,
-    /// Any other reason.
-    Launch,
-}
-
-impl LaunchError {
-    /// An error with the fault [`LaunchFault::Launch`].
-    pub fn launch(why: impl Into<String>) -> Self {
-        Self::new(LaunchFault::Launch, why)
-    }
-
-    /// An error of the system, about `what`. A full disk has the fault [`LaunchFault::Full`].
-    pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
-        let fault = match error.kind() {
-            // For `full_cn` the scheduler tries other nodes.
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => LaunchFault::Full,
-            _ => LaunchFault::Launch,
-        };
-        Self::new(fault, format!("{what}: {error}"))
-    }
-}
-
-/// The reason why a volume was not attached or detached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum VolumeFault {
-    /// The driver or the node supports no volumes.
-    NotSupported,
-    /// The change could not be written to disk.
-    State,
-    /// The instance refused the volume.
-    Instance,
-    /// Any other reason, such as a volume that does not exist.
-    Failed,
 }

@@ -17,7 +17,8 @@ use ssntp_payload::TunnelStats;
 use uuid::Uuid;
 
 pub use self::attachment::{Attachment, Interface, TenantNet, TenantPort};
-use super::driver::{InstanceDir, LaunchError, User};
+use super::fault::LaunchError;
+use super::place::{InstanceDir, User};
 
 /// The name of the file in the instance's directory that the instance sees as `/etc/resolv.conf`.
 pub const RESOLVER: &str = "resolv.conf";
@@ -62,14 +63,14 @@ pub trait Wire: fmt::Debug {
     /// instance ends.
     ///
     /// # Errors
-    /// The fault is [`LaunchFault::Network`](super::driver::LaunchFault::Network).
+    /// The fault is [`LaunchFault::Network`](super::fault::LaunchFault::Network).
     fn connect(&self, pid: i32) -> Result<(), LaunchError>;
 
     /// Makes a tap in the agent's own network namespace, which the machine's user can open. It is
     /// removed when the agent has noticed the end of the instance.
     ///
     /// # Errors
-    /// The fault is [`LaunchFault::Network`](super::driver::LaunchFault::Network).
+    /// The fault is [`LaunchFault::Network`](super::fault::LaunchFault::Network).
     fn tap(&self, user: Option<User>) -> Result<Tap, LaunchError>;
 
     /// True for a concentrator, which may administer the network of its namespace.

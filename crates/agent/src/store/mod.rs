@@ -397,7 +397,7 @@ impl Store {
         // The search begins at a place that depends on the instance, so that a UID is not used
         // again soon after its instance was deleted.
         let (_, begin) = instance.as_u64_pair();
-        // Among one more candidates than there are taken UIDs, one is free.
+        // Trying `taken.len() + 1` UIDs always finds a free one.
         let mut candidates = (0..length.min(taken.len() as u64 + 1))
             .map(|n| first + (begin % length + n) % length)
             .filter(|uid| !taken.contains(uid));

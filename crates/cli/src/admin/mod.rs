@@ -144,6 +144,9 @@ pub(crate) fn of_server(server: ServerHandle, membership: Weak<Membership>) -> F
     })
 }
 
+/// The flags of `ssntp agent`, which has pages.
+pub(crate) type AgentArgs = ssntp_agent_cli::Args<AdminArgs>;
+
 impl ssntp_agent_cli::AgentPages for AdminArgs {
     fn problems(&self, problems: &mut Problems) {
         self.problems(problems);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::table::{Columns, list};
 use super::{cnci, controller, opflex, scheduler, server};
-use crate::args::AgentArgs;
+use crate::admin::AgentArgs;
 use crate::failure::Failure;
 use crate::output::{Output, even_unread, print_json, print_line, print_text, printable};
 use crate::settings::{
