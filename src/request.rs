@@ -190,8 +190,6 @@ pub(super) struct Outstanding {
     asked: HashMap<u64, Asked>,
     /// The number of answers that came too late or from the wrong sender.
     pub(super) late: u64,
-    /// True while the session is replaced: new requests wait, so that those under way can end.
-    pub(super) held: bool,
 }
 
 #[derive(Debug)]
@@ -219,7 +217,6 @@ impl Outstanding {
             most,
             asked: HashMap::new(),
             late: 0,
-            held: false,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::wire::outgoing;
 use ssntp_pki::CertificateInfo;
 use ssntp_transport::tls::{Connector, Secured};
-use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, deadline, refuse};
+use ssntp_transport::{BufferPool, Cancel, Duplex, Halves, Outgoing, Target, deadline, refuse};
 
 /// The time that a server has to read the reason if this client refuses it.
 const PARTING: Duration = Duration::from_millis(500);
@@ -36,17 +36,55 @@ impl Dialer {
         }
     }
 
-    /// Connects to a server. Blocks until CONNECTED has arrived or the attempt has failed; closing
-    /// the client makes it fail at once.
+    /// Connects to a server, at each of its addresses in turn until one confirms a session. Blocks until
+    /// CONNECTED has arrived or the attempt has failed; closing the client makes it fail at once.
     pub(super) fn dial(
         &self,
         target: &Target,
         connector: &Connector,
     ) -> Result<(Standing, Halves), DialFault> {
+        let addresses = target.addresses(self.config.connect_timeout, &self.cancel);
+        let addresses = addresses.map_err(|e| DialFault::Connect(Arc::new(e)))?;
+        self.dial_each(target, addresses, connector)
+    }
+
+    /// Tries one address after the other, with a time for connecting to each.
+    pub(super) fn dial_each(
+        &self,
+        target: &Target,
+        addresses: Vec<(Target, Duration)>,
+        connector: &Connector,
+    ) -> Result<(Standing, Halves), DialFault> {
+        let lost = |e| DialFault::Connect(Arc::new(e));
+        let mut fault: Option<DialFault> = None;
+        for (address, limit) in addresses {
+            let stream = address.connect(&self.config.tcp, limit, &self.cancel);
+            match stream
+                .map_err(lost)
+                .and_then(|stream| self.meet(target, stream, connector))
+            {
+                Ok(established) => return Ok(established),
+                // Its servers belong together, and this one has decided.
+                Err(refused @ DialFault::Refused(Refusal::PeerAborted)) => return Err(refused),
+                // A fault at one address does not end the attempts at others.
+                Err(later) if fault.as_ref().is_none_or(|fault| !fault.may_retry()) => fault = Some(later),
+                Err(_) => {}
+            }
+            if self.cancel.is_cancelled() {
+                break;
+            }
+        }
+        Err(fault.unwrap_or_else(|| lost(io::ErrorKind::NotFound.into())))
+    }
+
+    /// Makes the handshakes of TLS and of the protocol.
+    fn meet(
+        &self,
+        target: &Target,
+        stream: Arc<dyn Duplex>,
+        connector: &Connector,
+    ) -> Result<(Standing, Halves), DialFault> {
         let config = &*self.config;
-        let stream = target
-            .connect(&config.tcp, config.connect_timeout, &self.cancel)
-            .map_err(|e| DialFault::Connect(Arc::new(e)))?;
         let deadline = deadline(config.handshake_timeout);
         // Closing the client shuts the stream down, which ends every read and
         // write below.

@@ -57,7 +57,7 @@ pub struct ServerInfo {
     /// The roles that the server advertised. Its certificate holds all of them.
     pub role: Role,
     /// The address that was dialled, as it was configured: `node7:8888`, `unix:/run/ssntp`,
-    /// `memory`.
+    /// `memory-1`.
     pub name: String,
     /// The resolved address of the connection.
     pub address: PeerAddress,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -22,7 +22,7 @@ use crate::payload::Content;
 use crate::proto::Frame;
 use crate::request::{Awaited, Outstanding, Request, RequestError};
 use ssntp_pki::{Identity, Role, Trust};
-use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
+use ssntp_transport::{Cancel, Outbox, deadline, dispatch, locked};
 
 /// Sends frames and requests, reports the client's state, and closes it. Only the
 /// [`Client`](super::Client) receives events.
@@ -125,16 +125,9 @@ impl ClientHandle {
         }
         let deadline = deadline(limit);
         let awaited = loop {
-            // The number of changes is read first, so that the wait below misses no change.
-            let changes = self.state.uplink.changes.number();
-            if let Some(asked) = self.state.ask(whom, &frame, deadline) {
-                break asked?;
-            }
-            if self.state.uplink.ended().is_some() {
-                return Err(RequestError::Ended);
-            }
-            if !self.state.uplink.changes.wait(changes, Some(deadline)) {
-                return Err(RequestError::NotConnected);
+            match self.state.try_ask(whom, &frame) {
+                Ok(asked) => break asked?,
+                Err(obstacle) => self.state.uplink.wait(obstacle, Some(deadline))?,
             }
         };
         awaited.wait(deadline, limit)
@@ -212,7 +205,7 @@ impl ClientHandle {
             });
         }
         let renewed = Credentials::new(identity, trust, self.state.config.resumption)?;
-        let mut credentials = lock(&self.state.credentials);
+        let mut credentials = locked(&self.state.credentials);
         let follows = renewed.connector.check_follows(&credentials.connector);
         follows.map_err(Arc::new)?;
         *credentials = renewed;
@@ -226,8 +219,8 @@ impl ClientHandle {
     /// The identity that the present session uses, else that of the next attempt.
     /// [`Identity::info`] has the time at which it expires.
     pub fn identity(&self) -> Identity {
-        let in_use = lock(&self.state.in_use).clone();
-        in_use.unwrap_or_else(|| lock(&self.state.credentials).identity.clone())
+        let in_use = locked(&self.state.in_use).clone();
+        in_use.unwrap_or_else(|| locked(&self.state.credentials).identity.clone())
     }
 
     /// Blocks until no frame waits to be sent: the operating system has taken each of them, or its
@@ -270,13 +263,13 @@ impl ClientHandle {
     /// since. It is kept after the end of the session. `None` before the first session, and if the
     /// server has no configuration.
     pub fn configuration(&self) -> Option<Bytes> {
-        lock(&self.state.configuration).clone()
+        locked(&self.state.configuration).clone()
     }
 
     /// The counters since the client was started.
     pub fn counters(&self) -> ClientCounters {
-        let late_replies = lock(&self.state.requests).late;
-        let counts = lock(&self.state.counts);
+        let late_replies = locked(&self.state.requests).late;
+        let counts = locked(&self.state.counts);
         let sent = counts.present.as_ref().map(Outbox::sent).unwrap_or_default();
         ClientCounters {
             sent_frames: counts.counters.sent_frames + sent.frames,
@@ -291,7 +284,7 @@ impl ClientHandle {
     pub fn figures(&self) -> ClientFigures {
         let waiting = self.state.uplink.waiting();
         let (since, failures) = {
-            let counts = lock(&self.state.counts);
+            let counts = locked(&self.state.counts);
             (counts.since, counts.failures.clone())
         };
         let passed = now().saturating_duration_since(since);
@@ -309,7 +302,7 @@ impl ClientHandle {
     /// The reasons why there is no session: the failure at each server in the latest round of
     /// attempts. Empty before the first round is over, and during a session.
     pub fn failures(&self) -> Vec<DialError> {
-        lock(&self.state.failures).clone()
+        locked(&self.state.failures).clone()
     }
 
     /// The reason why the client has ended. `None` if it has not.
@@ -327,7 +320,7 @@ impl ClientHandle {
         self.state.cancel_requests();
         // A reader that waits for room in the channel holds this lock. The cancel above has ended
         // its wait.
-        let inbound = lock(&self.state.inbound).take();
+        let inbound = locked(&self.state.inbound).take();
         if let (Some(mut inbound), Some(reason)) = (inbound, self.state.uplink.ended()) {
             if end.as_ref().is_some_and(|end| end.connected) {
                 inbound.offer(ClientEvent::Disconnected {
@@ -338,7 +331,7 @@ impl ClientHandle {
             inbound.offer(ClientEvent::Closed(reason));
         }
         if let Some(end) = end {
-            lock(&self.state.counts).counters.lost_frames += end.lost;
+            locked(&self.state.counts).counters.lost_frames += end.lost;
         }
     }
 }
@@ -373,9 +366,10 @@ pub(super) struct ClientState {
 impl ClientState {
     fn send(&self, frame: Frame, limit: Option<Duration>) -> Result<(), UnsentError> {
         let kind = frame.kind();
-        let sent = match self.config.operands.may_be_sent(kind) {
-            true => self.enqueue(&frame, self.config.offline, || limit.map(deadline)),
-            false => Err(SendFault::Kind(kind)),
+        let sent = if self.config.operands.may_be_sent(kind) {
+            self.enqueue(&frame, self.config.offline, || limit.map(deadline))
+        } else {
+            Err(SendFault::Kind(kind))
         };
         sent.map_err(|fault| UnsentError::new(frame, fault))
     }
@@ -389,7 +383,7 @@ impl ClientState {
         until: impl Fn() -> Option<Instant>,
     ) -> Result<(), SendFault> {
         let mut deadline = None;
-        while let Err(obstacle) = self.offer(frame, offline) {
+        while let Err(obstacle) = self.offer(frame, Some(offline)) {
             let deadline = *deadline.get_or_insert_with(&until);
             self.uplink.wait(obstacle, deadline)?;
         }
@@ -397,7 +391,7 @@ impl ClientState {
     }
 
     /// Puts a frame into a queue if there is room.
-    fn offer(&self, frame: &Frame, offline: Offline) -> Result<(), Obstacle> {
+    fn offer(&self, frame: &Frame, offline: Option<Offline>) -> Result<(), Obstacle> {
         let (len, limit) = (frame.payload_bytes().len(), self.config.max_payload);
         // The server would end the session because of this frame. Here the caller gets the reason.
         if u32::try_from(len).map_or(true, |len| len > limit) {
@@ -406,33 +400,22 @@ impl ClientState {
         self.uplink.offer(frame, offline)
     }
 
-    /// Sends a request, and waits for room in the queue until `until`. `None` while new requests
-    /// wait for the next session.
-    pub(super) fn ask(
+    /// Sends a request if there is room in the queue, and if the session is not being replaced.
+    pub(super) fn try_ask(
         &self,
         whom: Uuid,
         frame: &Frame,
-        until: Instant,
-    ) -> Option<Result<Awaited, RequestError>> {
-        loop {
-            // Held until the request is in a queue. So the end of a session cancels all requests that
-            // were sent on it, and none that is sent on a later one.
-            let mut requests = lock(&self.requests);
-            if requests.held {
-                return None;
-            }
-            let (asking, awaited) = match requests.ask(whom, whom, frame) {
-                Ok(asked) => asked,
-                Err(error) => return Some(Err(error)),
-            };
-            let Err(obstacle) = self.offer(&asking, Offline::Fail) else {
-                return Some(Ok(awaited));
-            };
-            drop(requests);
-            if let Err(fault) = self.uplink.wait(obstacle, Some(until)) {
-                return Some(Err(fault.into()));
-            }
-        }
+    ) -> Result<Result<Awaited, RequestError>, Obstacle> {
+        // Held until the request is in a queue. So the end of a session cancels all requests that
+        // were sent on it, and none that is sent on a later one.
+        let mut requests = locked(&self.requests);
+        let (asking, awaited) = match requests.ask(whom, whom, frame) {
+            Ok(asked) => asked,
+            Err(error) => return Ok(Err(error)),
+        };
+        // A request that is not sent gives its place up with `awaited`.
+        self.offer(&asking, None)?;
+        Ok(Ok(awaited))
     }
 
     fn answer(&self, frame: &Frame) -> Result<(), RequestError> {
@@ -441,24 +424,18 @@ impl ClientState {
         Ok(self.enqueue(frame, Offline::Fail, until)?)
     }
 
-    /// Makes new requests wait for the next session, or no longer.
-    pub(super) fn hold_requests(&self, held: bool) {
-        lock(&self.requests).held = held;
-        self.uplink.changes.add();
-    }
-
     /// Ends the wait for all answers, because the session is over.
     pub(super) fn cancel_requests(&self) {
-        lock(&self.requests).cancel(None);
+        locked(&self.requests).cancel(None);
     }
 
     /// Ends the client for a reason that the core has found.
     pub(super) fn end(&self, reason: ClientError) {
         if let Some(end) = self.uplink.end(reason.clone()) {
-            lock(&self.counts).counters.lost_frames += end.lost;
+            locked(&self.counts).counters.lost_frames += end.lost;
         }
         self.cancel_requests();
-        let inbound = lock(&self.inbound).take();
+        let inbound = locked(&self.inbound).take();
         if let Some(mut inbound) = inbound {
             inbound.deliver(ClientEvent::Closed(reason), 0);
         }
@@ -466,7 +443,7 @@ impl ClientState {
 
     /// Puts an event into the channel. Waits for room.
     pub(super) fn deliver(&self, event: ClientEvent) {
-        if let Some(inbound) = &mut *lock(&self.inbound) {
+        if let Some(inbound) = &mut *locked(&self.inbound) {
             inbound.deliver(event, 0);
         }
     }
@@ -475,7 +452,7 @@ impl ClientState {
     pub(super) fn configure(&self, yaml: &Bytes) {
         // A copy, because a slice would keep the whole buffer alive in which it was received.
         let kept = (!yaml.is_empty()).then(|| Bytes::copy_from_slice(yaml));
-        *lock(&self.configuration) = kept;
+        *locked(&self.configuration) = kept;
     }
 }
 
@@ -526,10 +503,4 @@ impl Counts {
             self.counters.lost_frames += outbox.lost();
         }
     }
-}
-
-/// Locks a mutex, also after a panic. The state is usable then: it consists of counters, and of tables whose
-/// entries do not depend on each other.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

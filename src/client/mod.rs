@@ -108,7 +108,7 @@ mod uplink;
 mod uuid_file;
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ pub use self::figures::ClientFigures;
 pub use self::handle::ClientHandle;
 use crate::proto::Frame;
 pub use crate::request::{Request, RequestError};
-use ssntp_transport::{deadline, threads};
+use ssntp_transport::{deadline, locked, threads};
 
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::client";
@@ -257,7 +257,7 @@ impl Client {
     pub fn close(&self) {
         self.handle.close();
         // A second caller waits here until the threads have ended.
-        let mut supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut supervisor = locked(&self.supervisor);
         if let Some(thread) = supervisor.take() {
             // A panic has been logged by the panic hook.
             let _ = thread.join();

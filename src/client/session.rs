@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
-use super::handle::{ClientState, lock};
+use super::handle::ClientState;
 use super::inbound::Inbound;
 use super::{ClientEvent, LOG, SessionEnd};
 use crate::payload::{Draining, InvalidFrameType};
@@ -16,7 +16,7 @@ use crate::proto::{
 };
 use crate::request::Request;
 use crate::wire::outgoing;
-use ssntp_transport::{EndReason, Outbox, Sink};
+use ssntp_transport::{EndReason, Outbox, Sink, locked};
 
 /// The longest time, in seconds, that a server may give its clients to leave.
 const A_DAY: u64 = 86_400;
@@ -56,9 +56,10 @@ impl SessionSink {
                 self.refused_kind(&frame);
             }
             let bytes = frame.encoded_len();
-            let goes_on = match is_request {
-                true => self.exchange(frame, inbound),
-                false => inbound.deliver(ClientEvent::Frame(frame), bytes),
+            let goes_on = if is_request {
+                self.exchange(frame, inbound)
+            } else {
+                inbound.deliver(ClientEvent::Frame(frame), bytes)
             };
             if !goes_on {
                 return false;
@@ -82,7 +83,7 @@ impl SessionSink {
             };
             return inbound.deliver(ClientEvent::Request(request), frame.encoded_len());
         }
-        lock(&self.state.requests).settle(exchange.peer, &exchange, &frame);
+        locked(&self.state.requests).settle(exchange.peer, &exchange, &frame);
         true
     }
 
@@ -91,7 +92,7 @@ impl SessionSink {
         if let Ok(refusal) = frame.payload::<InvalidFrameType>()
             && self.state.config.operands.is_request(refusal.refused())
         {
-            lock(&self.state.requests).unsupported(refusal.refused());
+            locked(&self.state.requests).unsupported(refusal.refused());
         }
     }
 
@@ -107,7 +108,9 @@ impl SessionSink {
     fn answer(&self, answer: &Frame) {
         // The answer is dropped if the queue is full. If the reader waited for its own writer, a
         // server that does not read either would block both sides.
-        let _ = self.outbox.push(outgoing(answer, false));
+        let _ = self
+            .outbox
+            .push(outgoing(answer, false), self.state.config.queue, false);
     }
 }
 
@@ -120,14 +123,14 @@ impl Sink<Item> for SessionSink {
         let is_unsupported = |item: &&Item| matches!(item, Item::Unsupported(_));
         let unsupported = items.iter().filter(is_unsupported).count() as u64;
         {
-            let counters = &mut lock(&state.counts).counters;
+            let counters = &mut locked(&state.counts).counters;
             counters.received_bytes += bytes as u64;
             counters.received_frames += frames;
             counters.unsupported += unsupported;
         }
         // The lock is held while the channel of events is full. The only other thread that needs it
         // then is one that closes the client, and a close ends this wait before it takes the lock.
-        let mut inbound = lock(&state.inbound);
+        let mut inbound = locked(&state.inbound);
         let Some(inbound) = &mut *inbound else {
             // The client is closing. Input is still read and dropped, because a server that cannot
             // send may not read our last frames either.

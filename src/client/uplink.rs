@@ -10,9 +10,10 @@
 //!     └───────────────▶ Ended(reason) ◀──────────────┘   for good
 //! ```
 //!
-//! If a session is replaced as planned, `part()` leads from Up to Down as well. Until the next
-//! session begins there is a *gap*: frames wait for that session even with `Offline::Fail`, which
-//! refuses frames at any other time without a session. `give_up()` ends a gap that lasts too long.
+//! If a session is replaced as planned, `leave()` makes new requests wait for the next session, and `part()`
+//! leads from Up to Down. Until the next session begins there is a *gap*: frames wait for that session even
+//! with `Offline::Fail`, which refuses frames at any other time without a session. `give_up()` ends a gap
+//! that lasts too long. The gap is known here only: each end of a session and each begin of one ends it.
 //!
 //! A sender holds the lock for reading during one push, so several threads can send at the same
 //! time. A change of state holds it for writing. So no thread sends while frames that waited move
@@ -20,18 +21,17 @@
 //! Threads that wait for a change of state sleep in `Changes`.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::handle::lock;
 use super::{ClientError, Offline, SendFault, ServerInfo};
 use crate::clock::now;
 use crate::proto::Frame;
 use crate::wire::{outgoing, unix_nanos};
 use ssntp_pki::Role;
-use ssntp_transport::{Limits, Load, Outbox, Outgoing, PushError};
+use ssntp_transport::{Limits, Load, Outbox, Outgoing, PushError, locked, locked_again};
 
 #[derive(Debug)]
 pub(super) struct Uplink {
@@ -65,25 +65,29 @@ enum Gap {
     No,
     /// The session that is being replaced is not over. Its outbox may still be sending.
     Parting(Outbox),
-    /// The session is over, and the next one has not begun.
-    Yes,
+    /// The session is over, and the next one has not begun. The gap ends at this time, once that is known.
+    Open(Option<Instant>),
 }
 
 #[derive(Debug)]
 struct Up {
     outbox: Outbox,
     server: Arc<ServerInfo>,
+    /// True once it is to be replaced, so that new requests wait for the next session.
+    is_leaving: bool,
 }
 
 /// The reason why a frame was not accepted.
 pub(super) enum Obstacle {
     /// The frame cannot be sent, and waiting would not help.
     Fault(SendFault),
-    /// The session's outbox has no room for an item of this length, in bytes.
-    Session(Outbox, usize),
-    /// There is no session, and the queue for the next one is full. `seen` is the number of changes
+    /// The session's outbox has no room below this mark.
+    Session(Outbox, Limits),
+    /// There is no session, and the queue for the next one is full. This is the number of changes
     /// until then, so that a wait that begins later misses no change.
-    QueueFull { seen: u64 },
+    QueueFull(u64),
+    /// It is a request, and the session is being replaced. The number is as before.
+    Replaced(u64),
 }
 
 /// The state of an uplink when it was ended.
@@ -107,10 +111,12 @@ impl Uplink {
     }
 
     /// Puts a frame into the session's outbox, or into the queue for the next session. With
-    /// `Offline::Fail` that queue is only open in a gap, within the limits of an outbox. Never waits.
-    pub(super) fn offer(&self, frame: &Frame, offline: Offline) -> Result<(), Obstacle> {
+    /// `Offline::Fail` that queue is only open in a gap, within the limits of an outbox. Without an
+    /// `Offline` the frame is a request, which is never moved to another session. Never waits.
+    pub(super) fn offer(&self, frame: &Frame, offline: Option<Offline>) -> Result<(), Obstacle> {
         // The common case holds the lock for reading, so that many threads send at the same time.
         if let State::Up(up) = &*self.read()
+            && (offline.is_some() || !up.is_leaving)
             && let Some(result) = self.push(up, frame)
         {
             return result;
@@ -120,14 +126,14 @@ impl Uplink {
         if matches!(&*state, State::Up(up) if up.outbox.is_closed()) {
             *state = State::Down(Waiting::default());
         }
+        let seen = self.changes.number();
         match &mut *state {
             State::Down(waiting) => {
-                let limits = match offline {
-                    Offline::Queue(limits) => limits,
-                    Offline::Fail if matches!(waiting.gap, Gap::No) => {
-                        return Err(Obstacle::Fault(SendFault::NotConnected));
-                    }
-                    Offline::Fail => self.queue,
+                let limits = match (offline, &waiting.gap) {
+                    (Some(Offline::Queue(limits)), _) => limits,
+                    (_, Gap::No) => return Err(Obstacle::Fault(SendFault::NotConnected)),
+                    (Some(Offline::Fail), _) => self.queue,
+                    (None, _) => return Err(Obstacle::Replaced(seen)),
                 };
                 let len = frame.encoded_len() as u64;
                 let frames = waiting.frames.len() as u64;
@@ -135,17 +141,17 @@ impl Uplink {
                 // An empty queue accepts any frame, as an outbox does: otherwise a frame that is
                 // longer than the limit could never be sent.
                 if !fits && frames > 0 {
-                    let seen = self.changes.number();
-                    return Err(Obstacle::QueueFull { seen });
+                    return Err(Obstacle::QueueFull(seen));
                 }
                 waiting.bytes += len;
                 waiting.frames.push_back(frame.clone());
                 Ok(())
             }
+            State::Up(up) if offline.is_none() && up.is_leaving => Err(Obstacle::Replaced(seen)),
             // A session began after the first check of the state. If it is over already, a wait
             // for its outbox ends at once, and the frame is offered again.
             State::Up(up) => {
-                let over = || Err(Obstacle::Session(up.outbox.clone(), frame.encoded_len()));
+                let over = || Err(Obstacle::Session(up.outbox.clone(), self.queue));
                 self.push(up, frame).unwrap_or_else(over)
             }
             State::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
@@ -154,13 +160,19 @@ impl Uplink {
 
     /// Puts a frame into the outbox of a session. `None` if the session is over.
     fn push(&self, up: &Up, frame: &Frame) -> Option<Result<(), Obstacle>> {
-        match up.outbox.push(self.item(frame, up.server.tracing)) {
+        let item = self.item(frame, up.server.tracing);
+        // The memory of the item and not of the frame: a trace gets a stamp, or is left out.
+        let mark = Limits {
+            bytes: self
+                .queue
+                .bytes
+                .saturating_add(1)
+                .saturating_sub(item.load().memory()),
+            ..self.queue
+        };
+        match up.outbox.push(item, mark, false) {
             Ok(()) => Some(Ok(())),
-            // The length of the item and not of the frame: a trace gets a stamp, or is left out.
-            Err(PushError::Full(item)) => {
-                let len = usize::try_from(item.load().bytes).unwrap_or(usize::MAX);
-                Some(Err(Obstacle::Session(up.outbox.clone(), len)))
-            }
+            Err(PushError::Full(_)) => Some(Err(Obstacle::Session(up.outbox.clone(), mark))),
             Err(PushError::Closed(_)) => None,
         }
     }
@@ -171,14 +183,22 @@ impl Uplink {
     /// It never will, or has not gone at the deadline.
     pub(super) fn wait(&self, obstacle: Obstacle, deadline: Option<Instant>) -> Result<(), SendFault> {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
-        let may_have_gone = match obstacle {
-            Obstacle::Fault(fault) => return Err(fault),
-            _ if left.is_some_and(|left| left.is_zero()) => false,
+        let is_late = left.is_some_and(|left| left.is_zero());
+        let (may_have_gone, fault) = match obstacle {
+            Obstacle::Fault(fault) => (false, fault),
+            Obstacle::Replaced(seen) => (
+                !is_late && self.changes.wait(seen, deadline),
+                SendFault::NotConnected,
+            ),
+            _ if is_late => (false, SendFault::Full),
             // If the session is over, the frame is offered to the next session or the queue.
-            Obstacle::Session(outbox, len) => outbox.wait_for_room(len, left) || outbox.is_closed(),
-            Obstacle::QueueFull { seen } => self.changes.wait(seen, deadline),
+            Obstacle::Session(outbox, mark) => (
+                outbox.wait_for_room(mark, left) || outbox.is_closed(),
+                SendFault::Full,
+            ),
+            Obstacle::QueueFull(seen) => (self.changes.wait(seen, deadline), SendFault::Full),
         };
-        may_have_gone.then_some(()).ok_or(SendFault::Full)
+        may_have_gone.then_some(()).ok_or(fault)
     }
 
     /// The load of the session's outbox, or of the queue for the next session. In a gap, frames
@@ -205,23 +225,17 @@ impl Uplink {
         };
         let frames = std::mem::take(waiting).frames;
         let items: Vec<Outgoing> = frames.iter().map(|f| self.item(f, server.tracing)).collect();
-        // All frames that were accepted are sent, so the outbox has room for them even if its
-        // configured limit is lower.
-        let outbox = Outbox::new(Limits {
-            frames: self.queue.frames.max(items.len() as u64),
-            bytes: self
-                .queue
-                .bytes
-                .max(items.iter().map(|item| item.load().memory()).sum()),
-        });
+        let outbox = Outbox::new(self.queue);
         for item in items {
-            let taken = outbox.push(item);
-            debug_assert!(taken.is_ok(), "the outbox was made large enough");
+            // All frames that were accepted are sent, also beyond the limit of a session.
+            let taken = outbox.push(item, Limits::NONE, false);
+            debug_assert!(taken.is_ok(), "the outbox is open");
         }
         // Only now, so that no frame of another thread overtakes the frames that have waited.
         *state = State::Up(Up {
             outbox: outbox.clone(),
             server: server.clone(),
+            is_leaving: false,
         });
         drop(state);
         self.changes.add();
@@ -233,11 +247,24 @@ impl Uplink {
         let mut state = self.write();
         match &mut *state {
             State::Up(_) => *state = State::Down(Waiting::default()),
-            State::Down(waiting) if matches!(waiting.gap, Gap::Parting(_)) => waiting.gap = Gap::Yes,
+            State::Down(waiting) if matches!(waiting.gap, Gap::Parting(_)) => waiting.gap = Gap::Open(None),
             _ => {}
         }
         drop(state);
         self.changes.add();
+    }
+
+    /// Notes that the session is to be replaced: new requests wait for the next one.
+    pub(super) fn leave(&self) {
+        if let State::Up(up) = &mut *self.write() {
+            up.is_leaving = true;
+        }
+    }
+
+    /// True if new requests wait for the next session.
+    #[cfg(test)]
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(&*self.read(), State::Up(up) if up.is_leaving)
     }
 
     /// Begins a gap, because the session is to be replaced. Its outbox is closed, and the frames in
@@ -255,16 +282,40 @@ impl Uplink {
         }
     }
 
+    /// Sets the end of a gap, if the session that was replaced is over.
+    pub(super) fn limit_gap(&self, at: Instant) {
+        if let State::Down(Waiting {
+            gap: Gap::Open(ends @ None),
+            ..
+        }) = &mut *self.write()
+        {
+            *ends = Some(at);
+        }
+    }
+
+    /// The time at which [`give_up`](Self::give_up) is due.
+    pub(super) fn gap_ends_at(&self) -> Option<Instant> {
+        match &*self.read() {
+            State::Down(Waiting {
+                gap: Gap::Open(ends), ..
+            }) => *ends,
+            _ => None,
+        }
+    }
+
     /// Ends a gap that has lasted too long: from now on `Offline` decides about frames.
     /// With `Offline::Fail` the frames that waited are lost. Returns their number.
-    pub(super) fn give_up(&self) -> u64 {
+    pub(super) fn give_up(&self, now: Instant) -> u64 {
+        if self.gap_ends_at().is_none_or(|at| at > now) {
+            return 0;
+        }
         let mut state = self.write();
         let State::Down(waiting) = &mut *state else {
             return 0;
         };
+        waiting.gap = Gap::No;
         let mut lost = 0;
-        let gap = std::mem::take(&mut waiting.gap);
-        if !matches!(gap, Gap::No) && self.offline == Offline::Fail {
+        if self.offline == Offline::Fail {
             lost = std::mem::take(waiting).frames.len() as u64;
         }
         drop(state);
@@ -375,11 +426,11 @@ impl Uplink {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        locked_again(self.state.read())
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        locked_again(self.state.write())
     }
 }
 
@@ -392,12 +443,12 @@ pub(super) struct Changes {
 
 impl Changes {
     pub(super) fn add(&self) {
-        *lock(&self.number) += 1;
+        *locked(&self.number) += 1;
         self.changed.notify_all();
     }
 
     pub(super) fn number(&self) -> u64 {
-        *lock(&self.number)
+        *locked(&self.number)
     }
 
     /// Waits until the number is no longer `seen`. Returns false if it still is at the deadline.
@@ -405,10 +456,10 @@ impl Changes {
         let limit = deadline.map_or(Duration::MAX, |deadline| {
             deadline.saturating_duration_since(now())
         });
-        let number = lock(&self.number);
+        let number = locked(&self.number);
         let waited = self
             .changed
             .wait_timeout_while(number, limit, |number| *number == seen);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        !locked_again(waited).1.timed_out()
     }
 }

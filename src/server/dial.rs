@@ -28,7 +28,7 @@ use super::links::{DialledPeer, LINK_PROTOCOL, LinkFailure, PeerState};
 use crate::client::random_share;
 use crate::clock::now;
 use ssntp_pki::CertificateInfo;
-use ssntp_transport::{Cancel, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
+use ssntp_transport::{Cancel, Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
 
 /// The first pause after a failed attempt, and the longest. Each pause is shortened at random by up
 /// to a half, so that servers that lost each other do not dial at the same time.
@@ -314,8 +314,26 @@ impl PeerThread {
         look.and_then(|(link, _)| link)
     }
 
-    /// Dials once. Returns the UUID of the server that it is linked to now.
+    /// Dials each address of the server in turn, until one is linked. Returns the UUID of the server that it
+    /// is linked to now.
     fn attempt(&self) -> Result<Option<Uuid>, NoEntry> {
+        let lost = |e| NoEntry::Link(LinkFailure::Lost(e));
+        let mut result = Err(lost(io::ErrorKind::NotFound.into()));
+        for (address, limit) in self
+            .target
+            .addresses(CONNECT_TIMEOUT, &self.cancel)
+            .map_err(lost)?
+        {
+            let stream = address.connect(&self.shared.tcp, limit, &self.cancel);
+            result = stream.map_err(lost).and_then(|stream| self.meet(stream));
+            if result.is_ok() || self.cancel.is_cancelled() {
+                break;
+            }
+        }
+        result
+    }
+
+    fn meet(&self, stream: Arc<dyn Duplex>) -> Result<Option<Uuid>, NoEntry> {
         let Shared {
             environment, events, ..
         } = &*self.shared;
@@ -327,10 +345,6 @@ impl PeerThread {
         let credentials = &active.credentials;
         let connector = credentials.trust.connector(&credentials.identity);
         let connector = connector.map_err(|e| refused(&e))?.protocol(LINK_PROTOCOL);
-        let stream = self
-            .target
-            .connect(&self.shared.tcp, CONNECT_TIMEOUT, &self.cancel);
-        let stream = stream.map_err(|e| NoEntry::Link(LinkFailure::Lost(e)))?;
         // Shuts the socket down if this thread is cancelled during the handshake.
         let _watch = self.cancel.watch(&stream);
         let address = stream.peer();
@@ -385,5 +399,27 @@ mod tests {
             redial.next(later, 0.5, |server| server == other),
             Attempt::Linked(other)
         );
+    }
+
+    #[test]
+    fn the_pauses_grow_while_links_are_short_and_begin_again_after_one_that_lasted() {
+        let (mut redial, mut at, other) = (Redial::new(), now(), Uuid::from_u128(2));
+        let mut pause_after = |linked: Duration| {
+            redial.attempted(Some(other), None, at, 1.0);
+            assert_eq!(redial.next(at, 1.0, |_| true), Attempt::Linked(other));
+            at += linked;
+            let Attempt::Wait(until) = redial.next(at, 1.0, |_| false) else {
+                panic!("it dials without a pause");
+            };
+            let pause = until - at;
+            at = until;
+            assert_eq!(redial.next(at, 1.0, |_| false), Attempt::Now);
+            pause
+        };
+        let short = Duration::from_millis(1);
+        let pauses: Vec<_> = (0..20).map(|_| pause_after(short)).collect();
+        assert!(pauses.is_sorted() && pauses[0] < pauses[1], "{pauses:?}");
+        assert_eq!(pauses[19], PAUSES[1]);
+        assert!(pause_after(PAUSES[1] + short) < PAUSES[1] / 2);
     }
 }

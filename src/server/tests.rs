@@ -256,7 +256,10 @@ fn received_waiting_and_sent_frames_are_counted() {
     assert_eq!(rig.counters(&agent), counted);
     for frames in [1, 2] {
         let body = Bytes::from_static(b"12345");
-        agent.outbox.push(Outgoing::whole(body, frames)).unwrap();
+        agent
+            .outbox
+            .push(Outgoing::whole(body, frames), Limits::NONE, false)
+            .unwrap();
     }
     let waits = SessionCounters {
         frames_waiting: 3,

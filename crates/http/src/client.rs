@@ -1,13 +1,15 @@
 //! A client: one request after the other on a connection, each with its answer.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use httparse::{EMPTY_HEADER, Header, Status};
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Address, BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, left, plain};
+use ssntp_transport::{
+    Address, BufferPool, Cancel, Duplex, Halves, Outgoing, Target, TcpOptions, left, plain,
+};
 
 use crate::message::{JSON, MAX_HEAD, MAX_HEADERS};
 
@@ -52,20 +54,25 @@ impl Connection {
             unacknowledged: Some(Duration::from_secs(5)),
         };
         let target = Target::Address(address.clone());
-        let stream = target.connect(&options, left(deadline)?, &Cancel::new())?;
-        let halves = if let Some(tls) = tls {
-            let pool = BufferPool::new();
-            let secured = tls.connect(Arc::clone(&stream), target.server_name(), &pool, deadline);
-            secured.map_err(io::Error::other)?.halves
-        } else {
-            plain(stream, BufferPool::new())
-        };
+        let addresses = target.addresses(left(deadline)?, &Cancel::new())?;
+        let (mut remaining, mut result) = (addresses.len(), Err(ErrorKind::NotFound.into()));
+        for (at, limit) in addresses {
+            // Each address has its share of the time, so that one that hangs leaves time for the others.
+            let share = left(deadline)? / u32::try_from(remaining).unwrap_or(u32::MAX);
+            let stream = at.connect(&options, limit, &Cancel::new());
+            let meet = |stream| meet(&target, stream, tls, ssntp_transport::deadline(share));
+            result = stream.and_then(meet);
+            remaining -= 1;
+            if result.is_ok() {
+                break;
+            }
+        }
         let host = match address {
             Address::Unix(_) => "localhost".to_owned(),
             tcp => tcp.to_string(),
         };
         Ok(Self {
-            halves,
+            halves: result?,
             host,
             max_body,
             is_used: false,
@@ -122,6 +129,21 @@ impl Connection {
             }
         }
     }
+}
+
+/// Makes the handshake of TLS, if there is a connector.
+fn meet(
+    target: &Target,
+    stream: Arc<dyn Duplex>,
+    tls: Option<&Connector>,
+    deadline: Instant,
+) -> io::Result<Halves> {
+    let pool = BufferPool::new();
+    let Some(tls) = tls else {
+        return Ok(plain(stream, pool));
+    };
+    let secured = tls.connect(stream, target.server_name(), &pool, deadline);
+    Ok(secured.map_err(io::Error::other)?.halves)
 }
 
 /// An answer and its length in bytes; `None` if more bytes are needed.

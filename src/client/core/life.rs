@@ -11,13 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, TryRecvError, never};
-use log::{info, warn};
+use log::{Level, log};
 
-use super::super::handle::lock;
 use super::super::{ClientError, ClientEvent, LOG, SessionEnd};
 use super::{At, ClientCore, Next, Stage, Standing};
 use crate::proto::ErrorCode;
-use ssntp_transport::{Outbox, after};
+use ssntp_transport::{Outbox, after, locked};
 
 /// The time that the server has to end its side after the last byte that it was sent.
 const LINGER: Duration = Duration::from_secs(1);
@@ -105,30 +104,27 @@ impl ClientCore {
                 }
                 Some(reason) => {
                     session.reason = reason;
-                    let phase = match is_replaced(&session.reason) {
-                        true => {
-                            self.state.hold_requests(true);
-                            Phase::Answers(at.now + ANSWERS)
-                        }
-                        false => self.begin_flush(&session, at),
+                    let phase = if is_replaced(&session.reason) {
+                        self.state.uplink.leave();
+                        Phase::Answers(at.now + ANSWERS)
+                    } else {
+                        self.begin_flush(&session, at)
                     };
                     (phase, None)
                 }
             },
             Phase::Answers(until) => {
                 // Each open request of a peer holds a clone of this counter.
-                let is_idle =
-                    lock(&self.state.requests).is_idle() && Arc::strong_count(&self.state.open_requests) == 1;
+                let is_idle = locked(&self.state.requests).is_idle()
+                    && Arc::strong_count(&self.state.open_requests) == 1;
                 if is_over {
-                    self.state.hold_requests(false);
                     session.reason = session.peer_reason.clone().unwrap_or(SessionEnd::Closed);
                 }
-                match is_over || is_idle || at.now >= until {
-                    true => (self.begin_flush(&session, at), None),
-                    false => (
-                        session.phase,
-                        Some(Next::Wait(Some(until.min(at.now + ANSWERS_POLL)))),
-                    ),
+                if is_over || is_idle || at.now >= until {
+                    (self.begin_flush(&session, at), None)
+                } else {
+                    let look = until.min(at.now + ANSWERS_POLL);
+                    (session.phase, Some(Next::Wait(Some(look))))
                 }
             }
             // The reader reports its end after it has delivered the server's last frames.
@@ -145,7 +141,7 @@ impl ClientCore {
             Phase::Closing(until) => (session.phase, Some(Next::Wait(Some(until)))),
             Phase::Join => (Phase::Joined, Some(Next::Join)),
             Phase::Joined => {
-                lock(&self.state.counts).finish(at.now);
+                locked(&self.state.counts).finish(at.now);
                 return (self.next_stage(*session, at), None);
             }
         };
@@ -203,7 +199,6 @@ impl ClientCore {
             // The session is over, so `disconnect` follows at once.
             _ => return Phase::Aborted,
         };
-        self.state.hold_requests(true);
         self.state.uplink.part();
         Phase::Flushing(after(at.now, limit))
     }
@@ -212,7 +207,7 @@ impl ClientCore {
     fn disconnect(&self, session: &mut Session, at: At) -> Phase {
         self.state.uplink.down();
         self.state.cancel_requests();
-        *lock(&self.state.in_use) = None;
+        *locked(&self.state.in_use) = None;
         // A close ends the session's queue before this core hears of it.
         if self.is_closed || session.reason == SessionEnd::Closed {
             // The queue is still sent: a close does not lose frames that `send` has accepted.
@@ -222,26 +217,29 @@ impl ClientCore {
         }
         let reason = &session.reason;
         let aborted = *reason == SessionEnd::PeerRefused(ErrorCode::CONNECTION_ABORTED);
-        if is_replaced(reason) {
-            info!(target: LOG, "{}: disconnected: {reason}", self.name());
+        let level = if is_replaced(reason) {
+            Level::Info
         } else {
-            warn!(target: LOG, "{}: disconnected: {reason}", self.name());
-        }
+            Level::Warn
+        };
+        log!(target: LOG, level, "{}: disconnected: {reason}", self.name());
         self.state.deliver(ClientEvent::Disconnected {
             reason: reason.clone(),
             retrying: self.state.config.reconnect && !aborted,
         });
         // A server that has ended only its own side may still receive the rest of the queue.
         let may_receive = *reason == SessionEnd::PeerClosed || is_replaced(reason);
-        let limit = match may_receive {
-            true => self.state.config.write_timeout,
-            false => LINGER,
+        let limit = if may_receive {
+            self.state.config.write_timeout
+        } else {
+            LINGER
         };
         Phase::Closing(after(at.now, limit))
     }
 
     /// The stage that follows a session whose threads have ended.
     fn next_stage(&mut self, session: Session, at: At) -> Stage {
+        self.state.uplink.limit_gap(at.now + GAP);
         match session.reason {
             SessionEnd::Closed => return self.end(ClientError::Closed),
             SessionEnd::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
@@ -249,15 +247,9 @@ impl ClientCore {
                 return self.end(ClientError::Aborted { server });
             }
             reason if !self.state.config.reconnect => return self.end(ClientError::Disconnected(reason)),
-            // The old session lost no frame. So frames that are sent meanwhile wait for the next
-            // session, and are not refused.
             SessionEnd::Renewed => {
                 (self.next, self.untried) = (session.server, 0);
-                self.gap_ends_at = Some(at.now + GAP);
                 return self.new_round();
-            }
-            SessionEnd::Draining | SessionEnd::Certificate(_) => {
-                self.gap_ends_at = Some(at.now + GAP);
             }
             SessionEnd::PeerRefused(_) => self.warn_if_invalid(at.wall),
             _ => {}
@@ -272,9 +264,10 @@ impl ClientCore {
                 self.untried = self.servers.len();
             }
         }
-        match self.untried {
-            0 => self.pause(at),
-            _ => self.new_round(),
+        if self.untried == 0 {
+            self.pause(at)
+        } else {
+            self.new_round()
         }
     }
 }

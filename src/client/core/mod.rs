@@ -48,10 +48,10 @@ use uuid::Uuid;
 
 use self::life::{Phase, Session};
 use super::credentials::{self, Credentials};
-use super::handle::{ClientState, Counts, lock};
+use super::handle::{ClientState, Counts};
 use super::inbound::Inbound;
 pub use super::session::SessionSink;
-use super::uplink::Uplink;
+use super::uplink::{Obstacle, Uplink};
 use super::uuid_file::Claimed;
 use super::{
     ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, DialFault, LOG, RequestError,
@@ -61,7 +61,7 @@ use crate::proto::{Frame, Refusal};
 use crate::request::{Awaited, Outstanding};
 use crate::wire::Decoder;
 use ssntp_pki::{CertificateDer, Identity};
-use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline};
+use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline, locked};
 
 /// The time of a step, and a random number for its random choices.
 #[derive(Clone, Copy, Debug)]
@@ -151,8 +151,6 @@ pub struct ClientCore {
     renewed: Receiver<()>,
     /// The time at which the session is to be replaced.
     replace_at: Option<Instant>,
-    /// The time at which a gap (see `uplink`) ends, so that frames no longer wait.
-    gap_ends_at: Option<Instant>,
     /// True if the log already has the warning that our own certificate is not valid.
     warned_invalid: bool,
     /// The number of failed rounds and short sessions in a row.
@@ -232,7 +230,6 @@ impl ClientCore {
             proven: None,
             renewed,
             replace_at: None,
-            gap_ends_at: None,
             warned_invalid: false,
             setbacks: 0,
             is_closed: false,
@@ -253,7 +250,14 @@ impl ClientCore {
     /// As [`ClientHandle::request_to`], but does not wait for the answer.
     /// `None` while new requests wait for the next session.
     pub fn ask(&self, whom: Uuid, frame: &Frame) -> Option<Result<Awaited, RequestError>> {
-        self.state.ask(whom, frame, deadline(Duration::ZERO))
+        match self.state.try_ask(whom, frame) {
+            Err(Obstacle::Replaced(_)) => None,
+            Err(obstacle) => {
+                let fault = self.state.uplink.wait(obstacle, Some(deadline(Duration::ZERO)));
+                fault.err().map(|fault| Err(fault.into()))
+            }
+            Ok(asked) => Some(asked),
+        }
     }
 
     /// The name and the time limits of the session's reader and writer.
@@ -282,10 +286,7 @@ impl ClientCore {
     }
 
     fn step_stage(&mut self, stage: Stage, at: At) -> (Stage, Option<Next>) {
-        if self.gap_ends_at.take_if(|end| at.now >= *end).is_some() {
-            lock(&self.state.counts).counters.lost_frames += self.state.uplink.give_up();
-            self.state.hold_requests(false);
-        }
+        locked(&self.state.counts).counters.lost_frames += self.state.uplink.give_up(at.now);
         match stage {
             Stage::Ended => (Stage::Ended, Some(Next::End)),
             Stage::Session(session) => self.step_session(session, at),
@@ -301,7 +302,8 @@ impl ClientCore {
             }
             Stage::Pausing(until) if self.adopt_renewal() || at.now >= until => (self.new_round(), None),
             Stage::Pausing(until) => {
-                let until = self.gap_ends_at.map_or(until, |end| end.min(until));
+                let gap_ends_at = self.state.uplink.gap_ends_at();
+                let until = gap_ends_at.map_or(until, |end| end.min(until));
                 (stage, Some(Next::Wait(Some(until))))
             }
         }
@@ -366,7 +368,7 @@ impl ClientCore {
         if self.servers.iter().all(|server| server.ruled_out.is_some()) {
             return self.end(ClientError::NoServerLeft(self.errors.clone()));
         }
-        lock(&self.state.failures).clone_from(&self.errors);
+        locked(&self.state.failures).clone_from(&self.errors);
         // The rest of a round after a short session does not count as a failed round.
         self.rounds += u32::from(self.is_full_round);
         if self.attempts.is_some_and(|attempts| self.rounds >= attempts) {
@@ -422,7 +424,7 @@ impl ClientCore {
 
     /// Records a failed attempt, and decides whether its server is tried again.
     fn attempt_failed(&mut self, server: usize, error: DialError, at: At) -> Stage {
-        lock(&self.state.counts).failed(&error.fault);
+        locked(&self.state.counts).failed(&error.fault);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
             return self.end(ClientError::Aborted { server: error.server });
         }
@@ -452,7 +454,7 @@ impl ClientCore {
         let identity = trial.credentials.identity.clone();
         if let Some(error) = refused {
             let until = identity.info().not_after_text();
-            lock(&self.state.counts).failed(&error.fault);
+            locked(&self.state.counts).failed(&error.fault);
             warn!(
                 target: LOG,
                 "{}: the server refuses the new certificate ({error}); the old certificate is used until {until}",
@@ -468,18 +470,17 @@ impl ClientCore {
             });
             self.replace_at = Some(credentials::retry_time(&identity, for_now, at));
         }
-        lock(&self.state.in_use).clone_from(&Some(identity.clone()));
+        locked(&self.state.in_use).clone_from(&Some(identity.clone()));
         self.proven = Some(identity);
-        lock(&self.state.failures).clear();
+        locked(&self.state.failures).clear();
         self.servers[trial.server].known = true;
-        (self.gap_ends_at, self.rounds, self.attempts) = (None, 0, self.state.config.attempts);
+        (self.rounds, self.attempts) = (0, self.state.config.attempts);
         self.state.configure(&standing.configuration);
         let Some(outbox) = self.state.uplink.up(&standing.server) else {
             self.stage = self.end(ClientError::Closed);
             return None;
         };
-        self.state.hold_requests(false);
-        lock(&self.state.counts).begin(&outbox, at.now);
+        locked(&self.state.counts).begin(&outbox, at.now);
         info!(target: LOG, "{}: connected to {}", self.name(), standing.server);
         let (end_sender, end) = crossbeam_channel::bounded(1);
         let (drain, drain_requests) = crossbeam_channel::bounded(1);
@@ -511,9 +512,10 @@ impl ClientCore {
             peer_reason: None,
             threads_ended: false,
             // A client that does not reconnect stays until the server ends the session.
-            drain_requests: match self.state.config.reconnect {
-                true => drain_requests,
-                false => never(),
+            drain_requests: if self.state.config.reconnect {
+                drain_requests
+            } else {
+                never()
             },
             leave_at: None,
             is_revoked: false,
@@ -532,7 +534,7 @@ impl ClientCore {
     ) -> Option<L> {
         // The reader blocks at this lock with its first frame, so that `Connected` is the first
         // event of the session.
-        let mut inbound = lock(&self.state.inbound);
+        let mut inbound = locked(&self.state.inbound);
         let started = start(up.decoder, up.outbox, up.sink);
         if let Some(inbound) = &mut *inbound {
             inbound.deliver(ClientEvent::Connected(up.server), 0);
@@ -549,7 +551,7 @@ impl ClientCore {
         if self.renewed.try_recv().is_err() {
             return false;
         }
-        self.credentials = lock(&self.state.credentials).clone();
+        self.credentials = locked(&self.state.credentials).clone();
         self.warned_invalid = false;
         let not_after = self.credentials.identity.info().not_after_text();
         info!(target: LOG, "{}: renewed: the certificate is valid until {not_after}", self.name());

@@ -1,5 +1,6 @@
 //! The decisions of a client, step by step, without threads and in virtual time.
 
+use super::renewing::{another_authority, of};
 use super::*;
 use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::payload::Draining;
@@ -248,6 +249,63 @@ fn the_end_of_a_session_is_reported_once_if_the_client_is_closed_before_its_thre
         matches!(last, Ok(ClientEvent::Closed(ClientError::Closed))),
         "{last:?}"
     );
+}
+
+#[test]
+fn the_requests_of_a_session_that_is_lost_while_it_is_replaced_wait_for_none() {
+    const ASKED: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
+    let operands = Operands::default().request(ASKED, "Asked").unwrap();
+    let config = agent().address("a:1".parse().unwrap()).operands(operands);
+    let mut client = Stepped::new(config.renewal_spread(Duration::ZERO));
+    client.dials();
+    let mut session = client.establish();
+    let ask = |client: &Stepped| client.core.ask(Uuid::nil(), &Frame::new(ASKED));
+    let open = ask(&client).unwrap().unwrap();
+    let handle = client.core.handle();
+    handle.renew(&identity(Role::AGENT), &trust()).unwrap();
+    assert!(
+        matches!(client.step(), Next::Wait(_)),
+        "the open request is awaited"
+    );
+    assert!(ask(&client).is_none(), "new ones wait for the next session");
+    session.ended(EndReason::PeerClosed);
+    client.step();
+    assert!(matches!(open.recv().unwrap(), Err(RequestError::Disconnected)));
+    let refused = ask(&client).unwrap();
+    assert!(matches!(refused, Err(RequestError::NotConnected)), "{refused:?}");
+}
+
+#[test]
+fn the_gap_after_a_certificate_that_is_not_trusted_any_more_ends() {
+    let mut client = Stepped::new(agent().address("a:1".parse().unwrap()));
+    client.dials();
+    let mut session = client.establish();
+    let other = another_authority();
+    let handle = client.core.handle();
+    handle.renew(&of(&other, Role::AGENT), &other.trust()).unwrap();
+    client.step();
+    handle.send(stats(1)).unwrap();
+    session.ended(EndReason::PeerClosed);
+    client.step();
+    drop(session);
+    assert!(matches!(client.step(), Next::Join));
+    let last = client.events.try_iter().last();
+    let is_expected = |event: &ClientEvent| {
+        matches!(
+            event,
+            ClientEvent::Disconnected {
+                reason: DisconnectReason::Certificate(_),
+                ..
+            }
+        )
+    };
+    assert!(last.as_ref().is_some_and(is_expected), "{last:?}");
+    client.step();
+    client.at.now += Duration::from_secs(10);
+    client.step();
+    let refused = handle.send(stats(2)).unwrap_err();
+    assert!(matches!(refused.fault(), SendFault::NotConnected), "{refused}");
+    assert_eq!(handle.counters().lost_frames, 1);
 }
 
 #[test]

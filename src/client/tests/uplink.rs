@@ -7,12 +7,11 @@ use std::sync::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::client::handle::lock;
 use crate::client::uplink::{Obstacle, Uplink};
 use crate::proto::Trace;
 use crate::wire::outgoing;
 use ssntp_pki::Role;
-use ssntp_transport::{Limits, Outbox, Outgoing, Transmit};
+use ssntp_transport::{Limits, Outbox, Outgoing, Transmit, locked};
 
 /// A step of the test.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +27,9 @@ enum Step {
     /// The connection is cut. The supervisor sees it later, or now.
     Cut,
     Down,
-    /// The session is replaced: it ends without loss, and later the gap ends.
+    /// The session is to be replaced.
+    Leave,
+    /// It ends without loss, and later the gap ends.
     Part,
     GiveUp,
     End,
@@ -41,6 +42,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => Just(Step::Write),
         2 => Just(Step::Cut),
         2 => Just(Step::Down),
+        1 => Just(Step::Leave),
         2 => Just(Step::Part),
         1 => Just(Step::GiveUp),
         1 => Just(Step::End),
@@ -56,7 +58,7 @@ impl Transmit for Wire {
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
         for item in batch {
             let bytes: Vec<u8> = item.parts().flatten().copied().collect();
-            lock(&self.0).push(u32::from_be_bytes(bytes[8..].try_into().unwrap()));
+            locked(&self.0).push(u32::from_be_bytes(bytes[8..].try_into().unwrap()));
         }
         Ok(())
     }
@@ -91,10 +93,9 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
         match step {
             Step::Offer { request } => {
                 let frame = stats(number);
-                let offline = if *request { Offline::Fail } else { offline };
-                match uplink.offer(&frame, offline) {
-                    Ok(()) => accepted.push(number),
-                    Err(Obstacle::Fault(_) | Obstacle::Session(..) | Obstacle::QueueFull { .. }) => {}
+                let offline = (!*request).then_some(offline);
+                if uplink.offer(&frame, offline).is_ok() {
+                    accepted.push(number);
                 }
             }
             Step::Up => {
@@ -116,7 +117,12 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
                 outboxes.last().into_iter().for_each(write);
                 outboxes.last().into_iter().for_each(cut);
             }
-            Step::GiveUp => lost += uplink.give_up(),
+            Step::Leave => uplink.leave(),
+            Step::GiveUp => {
+                let now = crate::clock::now();
+                uplink.limit_gap(now);
+                lost += uplink.give_up(now);
+            }
             Step::End => {
                 lost += uplink.end(ClientError::Closed).map_or(0, |end| end.lost);
                 outboxes.last().into_iter().for_each(write);
@@ -126,7 +132,7 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
     lost += uplink.end(ClientError::Closed).map_or(0, |end| end.lost);
     outboxes.iter().for_each(cut);
     lost += outboxes.iter().map(Outbox::lost).sum::<u64>();
-    let sent = lock(&sent);
+    let sent = locked(&sent);
     prop_assert!(
         sent.is_sorted_by(|one, next| one < next),
         "in order and once: {:?}",
@@ -154,7 +160,6 @@ proptest! {
 #[test]
 fn a_wait_for_room_counts_the_stamp_that_a_trace_gets() {
     let frame = stats(1).traced(Trace::new("stamped"));
-    let stamped = frame.encoded_len() + 36;
     let first = outgoing(&stats(0), false).load();
     // Enough for the first frame, and for the second one without its stamp.
     let queue = Limits {
@@ -163,9 +168,9 @@ fn a_wait_for_room_counts_the_stamp_that_a_trace_gets() {
     };
     let uplink = Uplink::new(Uuid::from_u128(1), Role::AGENT, Offline::Fail, queue);
     uplink.up(&server_info(true)).unwrap();
-    uplink.offer(&stats(0), Offline::Fail).ok().unwrap();
-    let obstacle = uplink.offer(&frame, Offline::Fail).err().unwrap();
-    assert!(matches!(&obstacle, Obstacle::Session(_, len) if *len == stamped));
+    uplink.offer(&stats(0), Some(Offline::Fail)).ok().unwrap();
+    let obstacle = uplink.offer(&frame, Some(Offline::Fail)).err().unwrap();
+    assert!(matches!(&obstacle, Obstacle::Session(..)));
     let soon = Instant::now() + Duration::from_millis(20);
     let waited = uplink.wait(obstacle, Some(soon));
     assert!(matches!(waited, Err(SendFault::Full)), "{waited:?}");

@@ -76,7 +76,7 @@ fn an_item_past_the_writer_keeps_its_place() {
             let mut sent = 0;
             for len in LENGTHS.into_iter().cycle().take(600) {
                 let item = Outgoing::whole(pattern(sent, len), 1);
-                server.outbox.push_below(item, u64::MAX, true).unwrap();
+                server.outbox.push(item, Limits::NONE, true).unwrap();
                 sent += len;
             }
             drop(gate);

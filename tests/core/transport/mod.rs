@@ -126,7 +126,7 @@ impl Sink<Bytes> for Notes {
 
     fn ended(&mut self, reason: EndReason) {
         if let Some((outbox, last)) = self.last.take() {
-            outbox.push(last).unwrap();
+            outbox.push(last, Limits::NONE, false).unwrap();
         }
         let _ = self.sender.send(Note::Ended(reason));
     }
@@ -213,10 +213,7 @@ impl Side {
 }
 
 fn outbox() -> Outbox {
-    Outbox::new(Limits {
-        frames: u64::MAX,
-        bytes: u64::MAX,
-    })
+    Outbox::new(Limits::NONE)
 }
 
 /// The period of the bytes of every stream here.
@@ -244,7 +241,9 @@ fn is_pattern(mut from: usize, bytes: &[u8]) -> bool {
 fn queue(outbox: &Outbox, from: usize, len: usize, piece: usize) {
     for start in (from..from + len).step_by(piece) {
         let bytes = pattern(start, piece.min(from + len - start));
-        outbox.push(Outgoing::whole(bytes, 1)).unwrap();
+        outbox
+            .push(Outgoing::whole(bytes, 1), Limits::NONE, false)
+            .unwrap();
     }
 }
 

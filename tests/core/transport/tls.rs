@@ -48,7 +48,7 @@ fn key_updates_of_the_peer_precede_items_past_the_writer() {
         raw.send(&pattern(n * 10, 10));
         side.expect(10);
         let item = Outgoing::whole(pattern(n * 20_000, 20_000), 1);
-        side.outbox.push_below(item, u64::MAX, true).unwrap();
+        side.outbox.push(item, Limits::NONE, true).unwrap();
         raw.expect(n * 20_000, 20_000);
     }
     raw.close();
@@ -168,7 +168,7 @@ fn a_cut_at_any_byte_ends_the_handshake_and_the_session() {
         // The cut may strike while this is being queued.
         for start in (0..1 << 20).step_by(1000) {
             let item = Outgoing::whole(pattern(start, 1000), 1);
-            if server.outbox.push(item).is_err() {
+            if server.outbox.push(item, Limits::NONE, false).is_err() {
                 break;
             }
         }

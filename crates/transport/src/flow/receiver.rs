@@ -72,8 +72,11 @@ impl Receiver {
     pub(super) fn push(&mut self, item: Outgoing, is_own: bool, at_once: bool) -> Result<(), PushError> {
         let memory = item.load().memory();
         // Computed for each item, because the share of the budget changes all the time.
-        let mark = self.mark();
-        self.outbox.push_below(item, mark, at_once)?;
+        let mark = Limits {
+            bytes: self.mark(),
+            frames: (self.limits.frames / 2).max(1),
+        };
+        self.outbox.push(item, mark, at_once)?;
         self.queued += memory;
         if is_own {
             self.answers += memory;

@@ -200,6 +200,7 @@ mod tests {
     use bytes::{Bytes, BytesMut};
 
     use super::*;
+    use crate::outbox::Limits;
     use crate::outbox::tests::long;
     use crate::socket::{Duplex, memory};
     use crate::stream::{BufferPool, Outgoing, Received, Transmit, plain};
@@ -420,7 +421,7 @@ mod tests {
         let (slow, outbox) = (Slow::default(), Outbox::new(Default::default()));
         let taken = Arc::clone(&slow.0);
         outbox.open(Box::new(slow));
-        outbox.push(long(100)).unwrap();
+        outbox.push(long(100), Limits::NONE, false).unwrap();
         outbox.close();
         let begin = crate::host::now();
         let at = |seconds: u64| begin + LAST_WRITE * u32::try_from(seconds).unwrap();

@@ -5,6 +5,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use super::*;
 use crate::dispatch::Threads;
 use crate::end::EndReason;
+use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
 use crate::socket::memory::{self, CAPACITY, MemoryStream};
 use crate::stream::{BufferPool, Inbox, Load, Receive, Received, plain};
@@ -153,7 +154,7 @@ fn a_link_reports_items_once_and_sends_its_queue_after_the_end_of_the_peer() {
         rig.peer.write(sent).unwrap();
         rig.expect(expected);
     }
-    rig.outbox.push(item("answer")).unwrap();
+    rig.outbox.push(item("answer"), Limits::NONE, false).unwrap();
     rig.peer.shutdown(Shutdown::Write).unwrap();
     rig.expect("the peer closed the connection");
     assert_eq!(rig.received(), "answer");
@@ -163,7 +164,7 @@ fn a_link_reports_items_once_and_sends_its_queue_after_the_end_of_the_peer() {
 #[test]
 fn a_close_sends_the_queue_and_waits_for_the_end_of_the_peer() {
     let rig = Rig::new(Takes::All);
-    rig.outbox.push(item("last")).unwrap();
+    rig.outbox.push(item("last"), Limits::NONE, false).unwrap();
     rig.link.close();
     assert_eq!(rig.received(), "last");
     rig.peer.write(&[1]).unwrap();
@@ -197,7 +198,7 @@ fn an_abort_or_a_drop_ends_a_link_that_is_stuck_and_loses_its_queue() {
             received,
             peer: _peer,
         } = Rig::new(Takes::All);
-        outbox.push(long(2 * CAPACITY)).unwrap();
+        outbox.push(long(2 * CAPACITY), Limits::NONE, false).unwrap();
         match is_dropped {
             true => drop(link),
             false => link.abort(),

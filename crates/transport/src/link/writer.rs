@@ -176,6 +176,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::outbox::Limits;
     use crate::outbox::tests::{Wire, item};
 
     const LINGER: Duration = Duration::from_secs(1);
@@ -193,7 +194,7 @@ mod tests {
             let (mut writing, outbox, wire) = writing();
             let mut step = |after: Duration| writing.step(&|| (), || begin + after);
             assert!(matches!(step(Duration::ZERO), Wrote::Idle));
-            outbox.push(item("last")).unwrap();
+            outbox.push(item("last"), Limits::NONE, false).unwrap();
             outbox.close();
             while !matches!(step(Duration::ZERO), Wrote::Lingers(until) if until == begin + LINGER) {}
             assert_eq!(outbox.waiting().items, 0);
@@ -211,7 +212,7 @@ mod tests {
     fn a_writer_that_fails_reports_room_and_is_over() {
         let (mut writing, outbox, wire) = writing();
         let reports = Cell::new(0);
-        outbox.push(item("lost")).unwrap();
+        outbox.push(item("lost"), Limits::NONE, false).unwrap();
         writing.fail(silent_peer(), &|| reports.set(reports.get() + 1));
         assert!(matches!(writing.step(&|| (), now), Wrote::Over));
         assert_eq!(outbox.failure().unwrap().to_string(), "the peer receives no data");
@@ -223,13 +224,13 @@ mod tests {
         let (mut writing, outbox, wire) = writing();
         let mut step = || writing.step(&|| (), now);
         for _ in 0..100 {
-            outbox.push(item("a")).unwrap();
+            outbox.push(item("a"), Limits::NONE, false).unwrap();
         }
         assert!(matches!(step(), Wrote::Again));
         assert!(matches!(step(), Wrote::Idle));
         assert_eq!(wire.log()[99..], ["a", "idle"]);
         assert!(writing.batch.capacity() < 10);
-        outbox.push(item("b")).unwrap();
+        outbox.push(item("b"), Limits::NONE, false).unwrap();
         writing.wait();
         assert!(writing.due.is_some(), "the writer slept until an item arrived");
     }
@@ -237,7 +238,7 @@ mod tests {
     #[test]
     fn an_abort_ends_a_writer_before_its_queue() {
         let (mut writing, outbox, wire) = writing();
-        outbox.push(item("lost")).unwrap();
+        outbox.push(item("lost"), Limits::NONE, false).unwrap();
         outbox.abort();
         let mut step = || writing.step(&|| (), now);
         assert!(matches!(step(), Wrote::Again));
@@ -249,12 +250,12 @@ mod tests {
     fn a_write_without_room_goes_on_later_and_one_that_fails_ends_the_writer() {
         let (mut writing, outbox, wire) = writing();
         let mut step = || writing.step(&|| (), now);
-        outbox.push(item("a")).unwrap();
+        outbox.push(item("a"), Limits::NONE, false).unwrap();
         wire.fail_once(io::ErrorKind::TimedOut);
         assert!(matches!(step(), Wrote::Blocked));
         assert!(matches!(step(), Wrote::Again));
         assert_eq!(wire.log(), ["a"]);
-        outbox.push(item("b")).unwrap();
+        outbox.push(item("b"), Limits::NONE, false).unwrap();
         wire.fail_once(io::ErrorKind::ConnectionReset);
         assert!(matches!(step(), Wrote::Again));
         assert!(matches!(step(), Wrote::Over));

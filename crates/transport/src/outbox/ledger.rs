@@ -21,12 +21,12 @@
 use std::io;
 
 use super::Limits;
+use crate::budget::Budget;
 use crate::stream::Load;
 
 /// The phase of an outbox.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) enum Phase {
-    #[default]
     Open,
     Closing,
     Drained,
@@ -54,9 +54,12 @@ pub(super) struct Notify {
     pub writer: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ledger {
     limits: Limits,
+    /// Memory is taken from it with the count of the item. Otherwise another thread could give memory back
+    /// that was not taken yet.
+    budget: Budget,
     pub(super) phase: Phase,
     /// The items that were accepted and are not sent, dropped or lost.
     pub(super) waiting: Load,
@@ -79,10 +82,20 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits, budget: Budget) -> Self {
         Self {
             limits,
-            ..Self::default()
+            budget,
+            phase: Phase::Open,
+            waiting: Load::default(),
+            sent: Load::default(),
+            dropped: 0,
+            lost: 0,
+            sleepers: 0,
+            left: 0,
+            report_at: None,
+            flush: false,
+            nudged: false,
         }
     }
 
@@ -101,13 +114,9 @@ impl Ledger {
         matches!(self.phase, Phase::Closing) && self.waiting.items == 0
     }
 
-    /// True if an item fits. A single item always fits, because otherwise an item that is longer
-    /// than the limit could never be sent.
-    pub(super) fn fits(&self, item: Load) -> bool {
-        let mut all = self.waiting;
-        all += item;
-        let is_within = all.frames <= self.limits.frames && all.memory() <= self.limits.bytes;
-        self.waiting.items == 0 || is_within
+    /// True if less memory and fewer frames than `mark` wait, or nothing.
+    pub(super) fn is_below(&self, mark: Limits) -> bool {
+        self.waiting.items == 0 || self.waiting.memory() < mark.bytes && self.waiting.frames < mark.frames
     }
 
     /// True if at most half of each limit is used.
@@ -115,30 +124,19 @@ impl Ledger {
         self.waiting.frames <= self.limits.frames / 2 && self.waiting.memory() <= self.limits.bytes / 2
     }
 
-    /// Accepts an item if less than `mark` bytes of memory wait and less than half of the allowed
-    /// frames. So one item may exceed the mark, and a long one needs no more room than a short one.
-    /// True if no item waited before it.
-    pub(super) fn take_below(&mut self, item: Load, mark: u64) -> Result<bool, Refused> {
-        let most_frames = (self.limits.frames / 2).max(1);
-        let is_below = self.waiting.memory() < mark && self.waiting.frames < most_frames;
-        self.accept(item, is_below)
-    }
-
-    /// Accepts an item. True if no item waited before it.
-    pub(super) fn take(&mut self, item: Load) -> Result<bool, Refused> {
-        self.accept(item, self.fits(item))
-    }
-
-    fn accept(&mut self, item: Load, has_room: bool) -> Result<bool, Refused> {
-        let first = self.waiting.items == 0;
+    /// Accepts an item if less than `mark` waits. So one item may exceed the mark, and a long one needs no
+    /// more room than a short one. True if no item waited before it.
+    pub(super) fn accept(&mut self, item: Load, mark: Limits) -> Result<bool, Refused> {
         if !self.is_open() {
             return Err(Refused::Closed);
         }
-        if !first && !has_room {
+        if !self.is_below(mark) {
             return Err(Refused::Full);
         }
+        let is_first = self.waiting.items == 0;
         self.waiting += item;
-        Ok(first)
+        self.budget.take(item.memory());
+        Ok(is_first)
     }
 
     /// Counts items that the system has taken.
@@ -251,24 +249,29 @@ mod tests {
     }
 
     fn ledger(frames: u64, bytes: u64) -> Ledger {
-        Ledger::new(Limits { frames, bytes })
+        Ledger::new(Limits { frames, bytes }, Budget::unlimited())
+    }
+
+    /// Takes an item if less than its limits waits.
+    fn take(books: &mut Ledger, item: Load) -> Result<bool, Refused> {
+        books.accept(item, books.limits)
     }
 
     #[test]
     fn frames_and_memory_are_bounded_and_one_item_may_always_wait_alone() {
         let mut books = ledger(3, 1000);
-        assert_eq!(books.take(item(5000)), Ok(true));
-        assert_eq!(books.take(item(0)), Err(Refused::Full));
+        assert_eq!(take(&mut books, item(5000)), Ok(true));
+        assert_eq!(take(&mut books, item(0)), Err(Refused::Full));
         assert!(books.count_sent(item(5000)) == Notify::default());
         for n in 0..3 {
-            assert_eq!(books.take(item(1)), Ok(n == 0));
+            assert_eq!(take(&mut books, item(1)), Ok(n == 0));
         }
-        assert_eq!(books.take(item(1)), Err(Refused::Full), "three frames wait");
+        assert_eq!(take(&mut books, item(1)), Err(Refused::Full), "three frames wait");
         assert_eq!(books.waiting.frames, 3);
         assert_eq!(books.sent, item(5000));
         let mut books = ledger(u64::MAX, 2000);
         // Each item takes 1000 bytes with its overhead.
-        let taken = [(); 3].map(|()| books.take(item(872)).is_ok());
+        let taken = [(); 3].map(|()| take(&mut books, item(872)).is_ok());
         assert_eq!(taken, [true, true, false], "the limit itself may be reached");
     }
 
@@ -276,7 +279,7 @@ mod tests {
     fn short_items_count_with_the_memory_that_they_take() {
         let mut books = ledger(u64::MAX, 10_000);
         let mut taken = 0;
-        while books.take(item(8)).is_ok() {
+        while take(&mut books, item(8)).is_ok() {
             taken += 1;
         }
         assert!((50..100).contains(&taken), "{taken} items of 8 bytes in 10,000");
@@ -286,14 +289,14 @@ mod tests {
     fn sleepers_are_woken_at_half_of_the_queue_and_at_its_end() {
         let mut books = ledger(u64::MAX, 8000);
         for _ in 0..7 {
-            books.take(item(872)).unwrap();
+            take(&mut books, item(872)).unwrap();
         }
         books.sleepers = 1;
         let woken: Vec<_> = (0..7).map(|_| books.count_sent(item(872)).sleepers).collect();
         assert_eq!(woken, [false, false, true, false, false, false, true]);
         let mut books = ledger(4, u64::MAX);
         for _ in 0..4 {
-            books.take(item(1)).unwrap();
+            take(&mut books, item(1)).unwrap();
         }
         books.sleepers = 1;
         let woken = [(); 4].map(|()| books.count_sent(item(1)).sleepers);
@@ -304,7 +307,7 @@ mod tests {
     fn every_item_is_waiting_sent_dropped_or_lost() {
         let mut books = ledger(100, u64::MAX);
         for _ in 0..3 {
-            books.take(item(10)).unwrap();
+            take(&mut books, item(10)).unwrap();
         }
         let _ = books.count_sent(item(10));
         books.count_refused(item(10));
@@ -314,13 +317,13 @@ mod tests {
             (books.waiting, books.sent, books.lost, books.dropped),
             (item(10), item(10), 1, 1)
         );
-        assert_eq!(books.take(item(1)), Err(Refused::Closed));
+        assert_eq!(take(&mut books, item(1)), Err(Refused::Closed));
     }
 
     #[test]
     fn a_close_waits_for_accepted_items_and_an_end_is_final() {
         let mut books = ledger(100, 1000);
-        books.take(item(1)).unwrap();
+        take(&mut books, item(1)).unwrap();
         books.close();
         assert!(!books.may_finish());
         let _ = books.count_sent(item(1));
@@ -350,8 +353,8 @@ mod tests {
     #[test]
     fn the_writer_is_notified_when_the_last_item_of_a_close_has_left() {
         let mut books = ledger(100, 1000);
-        books.take(item(1)).unwrap();
-        books.take(item(1)).unwrap();
+        take(&mut books, item(1)).unwrap();
+        take(&mut books, item(1)).unwrap();
         books.close();
         assert!(!books.count_sent(item(1)).writer && books.count_sent(item(1)).writer);
     }

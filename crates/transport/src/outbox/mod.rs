@@ -69,6 +69,14 @@ pub struct Limits {
     pub bytes: u64,
 }
 
+impl Limits {
+    /// No limits.
+    pub const NONE: Self = Self {
+        frames: u64::MAX,
+        bytes: u64::MAX,
+    };
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -152,7 +160,7 @@ impl Outbox {
         let (entrance, exit) = crossbeam_channel::unbounded();
         Self {
             shared: Arc::new(OutboxState {
-                ledger: Mutex::new(Ledger::new(limits)),
+                ledger: Mutex::new(Ledger::new(limits, budget.clone())),
                 changed: Condvar::new(),
                 entrance,
                 exit,
@@ -163,22 +171,8 @@ impl Outbox {
         }
     }
 
-    /// Queues an item. Never blocks.
-    ///
-    /// # Errors
-    /// [`PushError`] with the item if a limit is reached or the connection ends.
-    pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
-        match self.take(&item, Ledger::take) {
-            Ok(_) => {
-                self.enqueue(item);
-                Ok(())
-            }
-            Err(refused) => Err(refused.with(item)),
-        }
-    }
-
-    /// As [`push`](Self::push), but accepts the item only if less than `mark` bytes of memory
-    /// wait and less than half of the allowed frames. One item may exceed the mark.
+    /// Queues an item if the outbox is empty, or if less memory and fewer frames than `mark` wait. So one
+    /// item may exceed the mark. Never blocks.
     ///
     /// If `at_once` is set and no item waits, this thread itself writes as much of a short item as
     /// the system takes without blocking, and wakes the writer only for the rest. Waking a thread
@@ -186,12 +180,13 @@ impl Outbox {
     /// nothing else to do.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
-    pub fn push_below(&self, item: Outgoing, mark: u64, at_once: bool) -> Result<(), PushError> {
-        match self.take(&item, |ledger, load| ledger.take_below(load, mark)) {
+    /// [`PushError`] with the item if the mark is reached or the connection ends.
+    pub fn push(&self, item: Outgoing, mark: Limits, at_once: bool) -> Result<(), PushError> {
+        match self.accept(&item, mark) {
             Ok(is_first) if at_once => self.send_at_once(item, is_first),
             Ok(_) => self.enqueue(item),
-            Err(refused) => return Err(refused.with(item)),
+            Err(Refused::Full) => return Err(PushError::Full(item)),
+            Err(Refused::Closed) => return Err(PushError::Closed(item)),
         }
         Ok(())
     }
@@ -213,19 +208,9 @@ impl Outbox {
     }
 
     /// Counts an item as waiting. True if no item waited before it.
-    fn take(
-        &self,
-        item: &Outgoing,
-        take: impl FnOnce(&mut Ledger, Load) -> Result<bool, Refused>,
-    ) -> Result<bool, Refused> {
+    fn accept(&self, item: &Outgoing, mark: Limits) -> Result<bool, Refused> {
         interleave();
-        let load = item.load();
-        let mut ledger = self.ledger();
-        let first = take(&mut ledger, load)?;
-        // Under the ledger's lock, so that the bytes are taken from the budget before another
-        // thread can give them back.
-        self.shared.budget.take(load.memory());
-        Ok(first)
+        self.ledger().accept(item.load(), mark)
     }
 
     fn enqueue(&self, item: Outgoing) {
@@ -523,15 +508,6 @@ impl Drop for OutboxState {
     fn drop(&mut self) {
         let waiting = locked_again(self.ledger.get_mut()).waiting;
         self.budget.give(waiting.memory());
-    }
-}
-
-impl Refused {
-    fn with(self, item: Outgoing) -> PushError {
-        match self {
-            Self::Full => PushError::Full(item),
-            Self::Closed => PushError::Closed(item),
-        }
     }
 }
 

@@ -172,12 +172,12 @@ fn bytes(bytes: u64) -> Limits {
 #[test]
 fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
     let (outbox, wire) = opened(Limits::default());
-    outbox.push_below(item("a"), u64::MAX, true).unwrap();
-    outbox.push(item("b")).unwrap();
-    outbox.push_below(item("c"), u64::MAX, true).unwrap();
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
+    outbox.push(item("b"), Limits::NONE, false).unwrap();
+    outbox.push(item("c"), Limits::NONE, true).unwrap();
     assert_eq!(wire.log(), ["a at once"], "an item waits before c");
     Wire::write(&outbox);
-    outbox.push_below(item("d"), u64::MAX, true).unwrap();
+    outbox.push(item("d"), Limits::NONE, true).unwrap();
     assert_eq!(wire.log(), ["b", "c", "d at once"]);
     assert_eq!((outbox.waiting(), outbox.sent().items), (Load::default(), 4));
     assert!(Wire::step(&outbox).is_none(), "the writer was not woken for d");
@@ -187,11 +187,11 @@ fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
 fn the_rest_of_an_item_precedes_later_items() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Begun].into();
-    outbox.push_below(item("a"), u64::MAX, true).unwrap();
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
     assert_eq!(outbox.waiting(), item("a").load(), "the item is not sent yet");
-    outbox.push_below(item("b"), u64::MAX, true).unwrap();
+    outbox.push(item("b"), Limits::NONE, true).unwrap();
     Wire::write(&outbox);
-    outbox.push_below(item("c"), u64::MAX, true).unwrap();
+    outbox.push(item("c"), Limits::NONE, true).unwrap();
     assert_eq!(wire.log(), ["a begun", "flush", "b", "c at once"]);
     assert_eq!((outbox.waiting(), outbox.sent().items), (Load::default(), 3));
 }
@@ -200,7 +200,7 @@ fn the_rest_of_an_item_precedes_later_items() {
 fn only_an_item_sent_in_part_wakes_the_writer() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Begun].into();
-    outbox.push_below(item("a"), u64::MAX, true).unwrap();
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
     assert!(matches!(Wire::step(&outbox), Some(Ok((false, false)))));
     assert_eq!(wire.log(), ["a begun", "flush"]);
     assert!(Wire::step(&outbox).is_none());
@@ -211,11 +211,11 @@ fn only_an_item_sent_in_part_wakes_the_writer() {
 fn an_item_that_cannot_be_sent_at_once_goes_to_the_writer() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Not].into();
-    outbox.push_below(item("a"), u64::MAX, true).unwrap();
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
     Wire::write(&outbox);
     assert_eq!(wire.log(), ["a"]);
     let unopened = Outbox::new(Limits::default());
-    unopened.push_below(item("b"), u64::MAX, true).unwrap();
+    unopened.push(item("b"), Limits::NONE, true).unwrap();
     assert_eq!(unopened.waiting().items, 1, "no writer has started yet");
     wire.open(&unopened);
     Wire::write(&unopened);
@@ -226,7 +226,7 @@ fn an_item_that_cannot_be_sent_at_once_goes_to_the_writer() {
 fn no_item_passes_a_writer_that_writes() {
     let (outbox, wire) = opened(Limits::default());
     let held = outbox.sending();
-    outbox.push_below(item("a"), u64::MAX, true).unwrap();
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
     drop(held);
     Wire::write(&outbox);
     assert_eq!(wire.log(), ["a"]);
@@ -242,8 +242,8 @@ fn a_failure_or_panic_past_the_writer_ends_the_writer_and_loses_each_item_once()
         } else {
             wire.system().answers = [Tried::Failed].into();
         }
-        outbox.push_below(item("a"), u64::MAX, true).unwrap();
-        outbox.push_below(item("b"), u64::MAX, true).unwrap();
+        outbox.push(item("a"), Limits::NONE, true).unwrap();
+        outbox.push(item("b"), Limits::NONE, true).unwrap();
         assert!(matches!(Wire::step(&outbox), Some(Err(_))));
         outbox.fail(io::ErrorKind::BrokenPipe.into());
         outbox.shut();
@@ -258,9 +258,9 @@ fn the_batch_of_a_failed_write_is_lost_and_earlier_batches_are_sent() {
     let budget = Budget::new(1 << 20);
     let (outbox, wire) = opened_within(Limits::default(), budget.clone());
     wire.system().answers = [Tried::Begun].into();
-    outbox.push_below(item("a"), u64::MAX, true).unwrap();
-    outbox.push(item("b")).unwrap();
-    outbox.push(item("c")).unwrap();
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
+    outbox.push(item("b"), Limits::NONE, false).unwrap();
+    outbox.push(item("c"), Limits::NONE, false).unwrap();
     wire.system().fails_after = Some(2);
     assert!(matches!(Wire::step(&outbox), Some(Err(_))));
     assert_eq!(wire.log(), ["a begun", "flush", "b"]);
@@ -268,7 +268,10 @@ fn the_batch_of_a_failed_write_is_lost_and_earlier_batches_are_sent() {
     outbox.shut();
     outbox.discard();
     assert_eq!((outbox.sent().items, outbox.lost(), budget.used()), (1, 2, 0));
-    assert!(matches!(outbox.push(item("d")), Err(PushError::Closed(_))));
+    assert!(matches!(
+        outbox.push(item("d"), Limits::NONE, false),
+        Err(PushError::Closed(_))
+    ));
 }
 
 #[test]
@@ -276,7 +279,7 @@ fn a_batch_ends_at_its_bytes_and_at_its_items() {
     let (outbox, wire) = opened(Limits::default());
     let half = usize::try_from(BATCH_BYTES / 2).unwrap();
     for len in [half, half - 1, 1, 1] {
-        outbox.push(long(len)).unwrap();
+        outbox.push(long(len), Limits::NONE, false).unwrap();
     }
     let mut batch = Vec::new();
     let due = outbox.try_next(&mut batch).unwrap();
@@ -289,7 +292,7 @@ fn a_batch_ends_at_its_bytes_and_at_its_items() {
     Wire::write(&outbox);
     assert_eq!(wire.log().len(), 4);
     for _ in 0..=BATCH_ITEMS {
-        outbox.push(item("")).unwrap();
+        outbox.push(item(""), Limits::NONE, false).unwrap();
     }
     outbox.try_next(&mut batch).unwrap();
     assert_eq!(batch.len(), BATCH_ITEMS);
@@ -298,7 +301,7 @@ fn a_batch_ends_at_its_bytes_and_at_its_items() {
 #[test]
 fn pending_bytes_of_the_reader_are_flushed_once_after_the_queue() {
     let (outbox, wire) = opened(Limits::default());
-    outbox.push(item("a")).unwrap();
+    outbox.push(item("a"), Limits::NONE, false).unwrap();
     outbox.flush();
     outbox.flush();
     Wire::write(&outbox);
@@ -319,10 +322,13 @@ fn pending_bytes_of_the_reader_are_flushed_once_after_the_queue() {
 #[test]
 fn a_close_sends_the_queue_before_the_end() {
     let (outbox, wire) = opened(Limits::default());
-    outbox.push(item("a")).unwrap();
+    outbox.push(item("a"), Limits::NONE, false).unwrap();
     outbox.close();
     assert!(outbox.is_closed() && !outbox.is_over());
-    assert!(matches!(outbox.push(item("b")), Err(PushError::Closed(_))));
+    assert!(matches!(
+        outbox.push(item("b"), Limits::NONE, false),
+        Err(PushError::Closed(_))
+    ));
     assert!(matches!(Wire::step(&outbox), Some(Ok((true, false)))));
     assert_eq!(wire.log(), ["a", "finish"]);
 }
@@ -348,7 +354,7 @@ fn the_last_item_of_a_closing_outbox_wakes_the_writer() {
         // The writer has read the ledger, and found an item waiting.
         assert!(closing.try_next(&mut Vec::new()).is_some());
     }));
-    outbox.push_below(item("a"), u64::MAX, true).unwrap();
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
     assert!(matches!(Wire::step(&outbox), Some(Ok((true, false)))));
     assert_eq!(wire.log(), ["a at once", "finish"]);
 }
@@ -356,7 +362,7 @@ fn the_last_item_of_a_closing_outbox_wakes_the_writer() {
 #[test]
 fn an_abort_stops_the_writer_before_its_queue() {
     let (outbox, wire) = opened(Limits::default());
-    outbox.push(item("a")).unwrap();
+    outbox.push(item("a"), Limits::NONE, false).unwrap();
     outbox.abort();
     let due = outbox.try_next(&mut Vec::new()).unwrap();
     assert!(due.over && outbox.is_over() && outbox.failure().is_none());
@@ -389,9 +395,29 @@ fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
 fn an_outbox_without_threads_gives_its_memory_back() {
     let budget = Budget::new(1 << 20);
     let outbox = Outbox::within(Limits::default(), budget.clone());
-    outbox.push(item("a")).unwrap();
+    outbox.push(item("a"), Limits::NONE, false).unwrap();
     assert_eq!(budget.used(), outbox.waiting().memory());
     drop(outbox);
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn an_item_is_counted_in_the_budget_before_any_thread_can_drop_it() {
+    let budget = Budget::new(1 << 30);
+    let outbox = Outbox::within(Limits::NONE, budget.clone());
+    std::thread::scope(|scope| {
+        let drops = scope.spawn(|| {
+            // The budget panics if more is given back than was taken.
+            for _ in 0..20_000 {
+                outbox.discard();
+            }
+        });
+        while !drops.is_finished() {
+            outbox.push(item("a"), Limits::NONE, false).unwrap();
+        }
+        drops.join().unwrap();
+    });
+    outbox.discard();
     assert_eq!(budget.used(), 0);
 }
 
@@ -403,20 +429,26 @@ fn below_its_mark_a_queue_takes_one_more_item_however_long_it_is() {
         bytes: 100,
     };
     let (outbox, wire) = opened_within(limits, budget.clone());
-    let is_full = |item, mark| matches!(outbox.push_below(item, mark, false), Err(PushError::Full(_)));
+    let is_full = |item, mark: u64| {
+        let mark = Limits {
+            frames: 5,
+            bytes: mark,
+        };
+        matches!(outbox.push(item, mark, false), Err(PushError::Full(_)))
+    };
     assert!(!is_full(long(5000), 0), "one item may wait alone");
     assert!(is_full(item("a"), 5128) && !is_full(item("b"), 5129));
     assert_eq!(budget.used(), 5128 + 129);
     let many = Outgoing::whole(b"many"[..].into(), 2);
     assert!(!is_full(many, 1 << 20) && !is_full(item("c"), 1 << 20));
-    assert!(is_full(item("d"), 1 << 20), "half of the frames wait");
+    assert!(is_full(item("d"), 1 << 20), "five frames wait");
     Wire::write(&outbox);
     assert_eq!(wire.log(), ["5000", "b", "many", "c"]);
-    outbox.push_below(item("e"), 1, true).unwrap();
+    outbox.push(item("e"), bytes(1), true).unwrap();
     assert_eq!(wire.log(), ["e at once"]);
     outbox.close();
     assert!(matches!(
-        outbox.push_below(item("f"), 1, true),
+        outbox.push(item("f"), bytes(1), true),
         Err(PushError::Closed(_))
     ));
 }
@@ -427,7 +459,7 @@ fn room_is_reported_once_when_so_much_has_left_or_nothing_waits() {
     assert!(!outbox.request_room(1), "no item waits");
     let unit = 256 << 10;
     for _ in 0..4 {
-        outbox.push(long(unit)).unwrap();
+        outbox.push(long(unit), Limits::NONE, false).unwrap();
     }
     let memory = long(unit).load().memory();
     assert!(
@@ -464,8 +496,8 @@ const LONG: Duration = Duration::from_secs(3600);
 #[test]
 fn every_sleeper_wakes_when_it_becomes_roomy() {
     let (outbox, _) = opened(bytes(1000));
-    outbox.push(long(800)).unwrap();
-    let wait: fn(&Outbox) -> bool = |outbox| outbox.wait_for_room(100, None);
+    outbox.push(long(800), Limits::NONE, false).unwrap();
+    let wait: fn(&Outbox) -> bool = |outbox| outbox.wait_for_room(bytes(500), None);
     let sleepers = asleep(&outbox, [wait; 3]);
     Wire::write(&outbox);
     assert!(sleepers.into_iter().all(|sleeper| sleeper.join().unwrap()));
@@ -475,9 +507,9 @@ fn every_sleeper_wakes_when_it_becomes_roomy() {
 #[test]
 fn an_end_wakes_every_sleeper() {
     let (outbox, _) = opened(bytes(1000));
-    outbox.push(long(800)).unwrap();
+    outbox.push(long(800), Limits::NONE, false).unwrap();
     let waits: [fn(&Outbox) -> bool; 3] = [
-        |outbox| !outbox.wait_for_room(900, None),
+        |outbox| !outbox.wait_for_room(bytes(1), None),
         |outbox| !outbox.wait_until_empty(now() + LONG),
         |outbox| outbox.wait_until_closed(LONG),
     ];
@@ -503,12 +535,12 @@ fn a_writer_that_lingers_waits_for_the_end_and_not_for_the_close() {
 fn a_wait_ends_at_its_limit_or_as_soon_as_its_condition_holds() {
     let (outbox, _) = opened(bytes(1000));
     let none = Duration::ZERO;
-    assert!(outbox.wait_for_room(5000, None) && outbox.wait_until_empty(now()));
-    outbox.push(long(800)).unwrap();
-    assert!(!outbox.wait_for_room(100, Some(none)) && !outbox.wait_until_empty(now()));
+    assert!(outbox.wait_for_room(bytes(1), None) && outbox.wait_until_empty(now()));
+    outbox.push(long(800), Limits::NONE, false).unwrap();
+    assert!(!outbox.wait_for_room(bytes(500), Some(none)) && !outbox.wait_until_empty(now()));
     assert!(!outbox.wait_until_closed(none) && !outbox.wait_until_drained(none));
     outbox.close();
-    assert!(outbox.wait_until_closed(LONG) && !outbox.wait_for_room(1, None));
+    assert!(outbox.wait_until_closed(LONG) && !outbox.wait_for_room(bytes(1), None));
     assert!(!outbox.wait_until_drained(none), "the writer has an item to send");
     Wire::write(&outbox);
     outbox.drained();

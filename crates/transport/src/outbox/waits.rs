@@ -2,22 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use super::Outbox;
 use super::ledger::{Ledger, Phase};
+use super::{Limits, Outbox};
 use crate::host::{locked_again, now};
-use crate::stream::Load;
 
 impl Outbox {
-    /// Waits until a push of `len` bytes may succeed, for at most `limit`. False if the time limit
-    /// has passed or the connection ends.
-    pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
-        let item = Load {
-            items: 1,
-            frames: 1,
-            bytes: len as u64,
-        };
+    /// Waits until less than `mark` waits, for at most `limit`. False if the time limit has passed or the
+    /// connection ends.
+    pub fn wait_for_room(&self, mark: Limits, limit: Option<Duration>) -> bool {
         self.sleep_until(limit.unwrap_or(Duration::MAX), |ledger| {
-            ledger.fits(item) || !ledger.is_open()
+            ledger.is_below(mark) || !ledger.is_open()
         }) && self.ledger().is_open()
     }
 

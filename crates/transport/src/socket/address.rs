@@ -1,14 +1,15 @@
 //! Addresses to listen at and to connect to.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 /// An address to listen at or to connect to.
 ///
 /// Read from text as `HOST:PORT`, `IPV4:PORT`, `[IPV6]:PORT`, `:PORT` (every
-/// interface when listening, this host when connecting), or `unix:PATH`.
+/// interface when listening, this host when connecting), or `unix:PATH`. An IPv6 address may have a zone, the
+/// name or the number of an interface: `[fe80::1%eth0]:9000`.
 /// [`with_default_port`](Self::with_default_port) also reads an address without a port.
 ///
 /// ```
@@ -44,6 +45,15 @@ impl Address {
         }
     }
 
+    /// The address of a socket.
+    pub(super) fn of(address: SocketAddr) -> Self {
+        let host = match address {
+            SocketAddr::V6(v6) if v6.scope_id() > 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
+            _ => address.ip().to_string(),
+        };
+        Self::tcp(host, address.port())
+    }
+
     /// True if the address can only be on this host: a Unix socket, `localhost` or a loopback
     /// address. An empty host does not count, because it is every interface when listening.
     pub fn is_local(&self) -> bool {
@@ -60,7 +70,8 @@ impl Address {
     /// socket or an empty host.
     pub fn server_name(&self) -> &str {
         match self {
-            Self::Tcp { host, .. } if !host.is_empty() => host,
+            // No certificate has a zone, which is a matter of this host.
+            Self::Tcp { host, .. } if !host.is_empty() => host.split('%').next().unwrap_or(host),
             _ => "localhost",
         }
     }
@@ -100,25 +111,24 @@ impl Address {
             None if text.is_empty() => return Err(bad("it is empty")),
             None => {}
         }
-        if let Ok(ip) = text.parse::<Ipv6Addr>() {
+        if let Some(ip) = ipv6(text) {
             return Ok(Self::tcp(ip.to_string(), default?));
         }
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let bracket = rest.split_once(']');
             let (ip, after) = bracket.ok_or_else(|| bad("the bracket is not closed"))?;
-            let ip: Ipv6Addr = ip.parse().map_err(|_| bad("no IPv6 address in the brackets"))?;
+            let ip = ipv6(ip).ok_or_else(|| bad("no IPv6 address in the brackets"))?;
             let port = after.strip_prefix(':');
             if port.is_none() && !after.is_empty() {
                 return Err(bad("no colon after the bracket"));
             }
-            (ip.to_string(), port)
+            (ip, port)
         } else {
             let (host, port) = match text.split_once(':') {
                 Some((host, port)) => (host, Some(port)),
                 None => (text, None),
             };
-            let is_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
-            if !host.chars().all(is_of_a_name) {
+            if !is_name(host) {
                 return Err(bad("the host is neither a name nor an IP address"));
             }
             (host.to_owned(), port)
@@ -135,6 +145,20 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         Self::read(text, None)
     }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+    text.chars().all(is_of_a_name)
+}
+
+/// An IPv6 address, which may have a zone: the name or the number of an interface of this host.
+fn ipv6(text: &str) -> Option<String> {
+    let Some((ip, zone)) = text.split_once('%') else {
+        return Some(text.parse::<Ipv6Addr>().ok()?.to_string());
+    };
+    let ip: Ipv6Addr = ip.parse().ok()?;
+    (is_name(zone) && !zone.is_empty()).then(|| format!("{ip}%{zone}"))
 }
 
 /// The text is not an [`Address`].
@@ -159,6 +183,7 @@ mod tests {
             ("::1", "::1", 8888),
             ("[::1]", "::1", 8888),
             ("[fe80::1]:65535", "fe80::1", 65535),
+            ("[fe80::1%eth0.7]:1", "fe80::1%eth0.7", 1),
         ] {
             let address = Address::with_default_port(text, 8888).unwrap();
             assert_eq!(address, Address::tcp(host, port), "{text}");
@@ -176,6 +201,8 @@ mod tests {
             ("host:1:2", "port"),
             ("[::1", "bracket"),
             ("[host]:1", "IPv6"),
+            ("[fe80::1%]:1", "IPv6"),
+            ("[fe80::1%a b]:1", "IPv6"),
             ("[::1]1", "colon"),
             ("a b:1", "neither"),
             ("unix:", "path"),
@@ -190,5 +217,26 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_link_local_address_is_listened_at_and_dialled_with_its_zone() {
+        use crate::socket::{Cancel, Listener, Target, TcpOptions};
+
+        // Each host has the interface lo; its address ::1 accepts any zone that is lo's.
+        let address: Address = "[::1%lo]:0".parse().unwrap();
+        assert_eq!(address.server_name(), "::1");
+        let Ok(mut listeners) = Listener::bind(&address, TcpOptions::default()) else {
+            // This host has no IPv6.
+            return;
+        };
+        let bound = listeners.remove(0).local_address().unwrap();
+        assert!(matches!(&bound, Address::Tcp { port, .. } if *port > 0));
+        let zoned = Address::of("[fe80::1%7]:9".parse().unwrap());
+        assert_eq!(zoned.to_string(), "[fe80::1%7]:9");
+        let unknown = Target::Address("[fe80::1%none9]:9".parse().unwrap());
+        let limit = std::time::Duration::from_secs(60);
+        let refused = unknown.connect(&TcpOptions::default(), limit, &Cancel::new());
+        assert!(refused.is_err(), "there is no such interface");
     }
 }

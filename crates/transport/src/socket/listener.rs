@@ -76,10 +76,7 @@ impl Listener {
     /// The address that the listener is bound to, with the port that the system chose. `None` for memory.
     pub fn local_address(&self) -> Option<Address> {
         match &self.bound {
-            Bound::Tcp(socket) => {
-                let address = socket.local()?;
-                Some(Address::tcp(address.ip().to_string(), address.port()))
-            }
+            Bound::Tcp(socket) => socket.local().map(Address::of),
             Bound::Unix(_, path) => Some(Address::Unix(path.clone())),
             Bound::Memory(_) => None,
         }

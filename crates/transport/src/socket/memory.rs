@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -258,13 +259,15 @@ pub struct MemoryListener {
     receiver: Receiver<MemoryStream>,
     closed: Cancel,
     network: Arc<Mutex<Network>>,
+    number: usize,
 }
+
+/// The number of listeners that this process has made.
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 /// The state that all connections of a listener share.
 #[derive(Debug, Default)]
 struct Network {
-    /// The faults of the bytes that clients receive, and of those that the server receives.
-    faults: (Faults, Faults),
     stalled: bool,
     /// Both directions of each connection, including some that have ended.
     pipes: Vec<Weak<Pipe>>,
@@ -272,7 +275,7 @@ struct Network {
 
 impl Network {
     fn pair(&mut self) -> (MemoryStream, MemoryStream) {
-        let (client, server) = pair_with(self.faults.0, self.faults.1);
+        let (client, server) = pair();
         self.pipes.retain(|pipe| pipe.strong_count() > 0);
         for pipe in [&client.incoming, &client.outgoing] {
             pipe.end(|state| state.stalled = self.stalled);
@@ -288,9 +291,9 @@ impl Network {
 }
 
 impl fmt::Display for MemoryListener {
-    /// A name that no other listener has.
+    /// A name that no other listener of this process has.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory-{:p}", self.network)
+        write!(f, "memory-{}", self.number)
     }
 }
 
@@ -309,14 +312,8 @@ impl MemoryListener {
             receiver,
             closed: Cancel::new(),
             network: Arc::default(),
+            number: MADE.fetch_add(1, Ordering::Relaxed) + 1,
         }
-    }
-
-    /// Sets the faults of the connections that clients make from now on: `first` for the bytes that
-    /// the client receives, `second` for those that the server receives. They do not apply to
-    /// [`connect`](Self::connect).
-    pub fn set_faults(&self, first: Faults, second: Faults) {
-        self.network().faults = (first, second);
     }
 
     /// Cuts every connection that clients have made: reads and writes fail with

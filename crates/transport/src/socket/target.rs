@@ -10,6 +10,7 @@ use super::cancel::Cancel;
 use super::duplex::Duplex;
 use super::tcp::TcpOptions;
 use super::{tcp, unix};
+use crate::host::{deadline, left};
 use crate::socket::memory::MemoryListener;
 
 /// The target of a client: an address, or a listener in this process.
@@ -36,6 +37,21 @@ impl Target {
             Self::Address(Address::Unix(path)) => Arc::new(unix::connect_unless(path, limit, cancel)?),
             Self::Memory(listener) => Arc::new(listener.connect_unless(cancel)?),
         })
+    }
+
+    /// This target once for each address of its name, and the time for connecting to each. A name with several
+    /// addresses is several servers: a caller tries one after the other until one serves it. Blocks until the
+    /// system has looked the name up, for at most `limit`, or until `cancel` is cancelled.
+    pub fn addresses(&self, limit: Duration, cancel: &Cancel) -> io::Result<Vec<(Self, Duration)>> {
+        let Self::Address(Address::Tcp { host, port }) = self else {
+            return Ok(vec![(self.clone(), limit)]);
+        };
+        let end = deadline(limit);
+        let found = tcp::addresses(host, *port, end, cancel)?;
+        // Each has its share of the time, so that one that drops packets leaves time for the others.
+        let share = left(end)? / u32::try_from(found.len()).unwrap_or(u32::MAX).max(1);
+        let address = |address| (Self::Address(Address::of(address)), share);
+        Ok(found.into_iter().map(address).collect())
     }
 
     /// The name that the server has to prove by default.

@@ -104,9 +104,8 @@ pub fn connect_unless(
     limit: Duration,
     cancel: &Cancel,
 ) -> io::Result<Socket> {
-    let host = if host.is_empty() { "localhost" } else { host };
     let deadline = deadline(limit);
-    let addresses = lookup::addresses(host, port, deadline, cancel)?;
+    let addresses = addresses(host, port, deadline, cancel)?;
     let mut last = no_address(host);
     for (tried, address) in addresses.iter().enumerate() {
         // Each address has its share of the time, so that one that drops packets leaves time for the
@@ -125,6 +124,22 @@ pub fn connect_unless(
         }
     }
     Err(last)
+}
+
+/// The addresses of a host; an empty one is this host.
+pub(super) fn addresses(
+    host: &str,
+    port: u16,
+    deadline: Instant,
+    cancel: &Cancel,
+) -> io::Result<Vec<SocketAddr>> {
+    let host = if host.is_empty() { "localhost" } else { host };
+    let found = lookup::addresses(host, port, deadline, cancel)?;
+    if found.is_empty() {
+        Err(no_address(host))
+    } else {
+        Ok(found)
+    }
 }
 
 fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
