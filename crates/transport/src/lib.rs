@@ -18,7 +18,7 @@
 //! | [`flow`] | flow control: connections that may send, and connections that are held |
 //! | `link` | the reader thread and the writer thread of a connection |
 //! | [`outbox`] | the queue of a connection and its end |
-//! | [`tls`], `newcomers` | both directions as TLS; accept threads and handshake threads |
+//! | [`tls`], `newcomers` | both directions as TLS; the threads that accept and make handshakes |
 //! | `stream` | both directions in clear; buffers, and decoding |
 //! | `socket` | addresses, the system's sockets, and streams in memory |
 //! | `host` | the system's limits, this process, threads and deadlines |
@@ -34,8 +34,8 @@
 //!
 //! # Threads
 //!
-//! A link has a reader `NAME.r` and a writer `NAME.w`. [`Acceptance`] has an accept thread
-//! for each listener and a thread for each handshake. The dispatcher runs on its caller's
+//! A link has a reader `NAME.r` and a writer `NAME.w`. [`Acceptance`] has one or two threads
+//! that accept at each listener, and a thread for each handshake. The dispatcher runs on its caller's
 //! thread. A look-up of a name runs on `ssntp-lookup`. Each type says in its section
 //! "Threads" which calls block.
 
