@@ -312,13 +312,13 @@ impl ClientConfig {
     /// Checks that the certificate of `identity` holds the advertised roles.
     pub(super) fn check_role(&self, identity: &Identity) -> Result<(), ClientError> {
         let (advertised, certified) = (self.role, identity.roles());
-        match advertised.may_be_advertised_with(certified) {
-            true => Ok(()),
-            false => Err(ClientError::Role {
-                advertised,
-                certified,
-            }),
+        if advertised.may_be_advertised_with(certified) {
+            return Ok(());
         }
+        Err(ClientError::Role {
+            advertised,
+            certified,
+        })
     }
 
     /// Checks the role, and determines the UUID.

@@ -78,10 +78,7 @@ pub(super) fn replacement_time(older: &Identity, spread: Duration, at: At) -> In
 
 /// The time of the next attempt with the newer identity after a server has refused it.
 pub(super) fn retry_time(older: &Identity, for_now: bool, at: At) -> Instant {
-    let (least, most) = match for_now {
-        true => (RETRY.0, RETRY_SOON),
-        false => RETRY,
-    };
+    let (least, most) = if for_now { (RETRY.0, RETRY_SOON) } else { RETRY };
     at.now
         + (left(older, at) / 2)
             .clamp(least, most)

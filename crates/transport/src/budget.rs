@@ -363,9 +363,10 @@ impl Reserved {
         });
         whole.0.waiting.fetch_add(1, Ordering::SeqCst);
         whole.serve(state);
-        match self.is_granted() {
-            true => Asked::Granted,
-            false => Asked::Waits,
+        if self.is_granted() {
+            Asked::Granted
+        } else {
+            Asked::Waits
         }
     }
 

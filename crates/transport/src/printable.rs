@@ -92,9 +92,10 @@ impl Write for Cut<'_, '_> {
 fn escaped(text: &str, which: impl Fn(char) -> bool, escape: impl Fn(char, &mut String)) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match which(c) {
-            true => escape(c, &mut out),
-            false => out.push(c),
+        if which(c) {
+            escape(c, &mut out)
+        } else {
+            out.push(c)
         }
     }
     out

@@ -254,9 +254,10 @@ fn a_refusal_of_a_request_ends_its_wait_with_and_without_a_trace() {
         let ask = move || handle.request(Frame::new(SCALE), LIMIT);
         let asks = threads::spawn("asks", ask).unwrap();
         let refused = answer_to_unsupported(peer.recv().kind()).unwrap();
-        peer.send(&match is_traced {
-            true => refused.traced(Trace::new("refused")),
-            false => refused,
+        peer.send(&if is_traced {
+            refused.traced(Trace::new("refused"))
+        } else {
+            refused
         });
         let error = asks.join().unwrap().unwrap_err();
         assert!(

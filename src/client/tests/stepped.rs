@@ -85,9 +85,10 @@ fn a_close_after_a_step_ends_the_wait_of_this_step() {
     for has_session in [false, true] {
         let mut client = Stepped::new(agent().address("a:1".parse().unwrap()));
         client.dials();
-        let session = match has_session {
-            true => Some(client.establish()),
-            false => {
+        let session = if has_session {
+            Some(client.establish())
+        } else {
+            {
                 client.fails();
                 None
             }
@@ -97,9 +98,10 @@ fn a_close_after_a_step_ends_the_wait_of_this_step() {
         at_once(|| client.core.wait(Some(Instant::now() + 2 * AT_ONCE)));
         drop(session);
         let next = client.step();
-        match has_session {
-            true => assert!(matches!(next, Next::Join), "{next:?}"),
-            false => assert!(matches!(next, Next::End), "{next:?}"),
+        if has_session {
+            assert!(matches!(next, Next::Join), "{next:?}")
+        } else {
+            assert!(matches!(next, Next::End), "{next:?}")
         }
     }
 }

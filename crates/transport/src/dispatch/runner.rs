@@ -340,9 +340,10 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
         self.connections.end(id, abort, now);
-        let items = match abort {
-            true => self.flow.remove(id),
-            false => self.flow.end(id, now),
+        let items = if abort {
+            self.flow.remove(id)
+        } else {
+            self.flow.end(id, now)
         };
         self.unhandled(id, items);
         if self.connections.reap(id) {

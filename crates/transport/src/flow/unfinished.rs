@@ -70,9 +70,10 @@ impl Unfinished {
         let needed = held.max(wanted);
         if needed <= UNRESERVED {
             self.done();
-            let most = match self.reserved.is_short() {
-                true => SHORT_READ,
-                false => usize::MAX,
+            let most = if self.reserved.is_short() {
+                SHORT_READ
+            } else {
+                usize::MAX
             };
             return NextRead::Read(most);
         }

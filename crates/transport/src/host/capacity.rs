@@ -170,9 +170,10 @@ impl Limit {
         while enough - too_few > 1 {
             let value = too_few + (enough - too_few) / 2;
             let limit = Self { value, ..*self };
-            match limit.room(handshakes).0 >= sessions {
-                true => enough = value,
-                false => too_few = value,
+            if limit.room(handshakes).0 >= sessions {
+                enough = value
+            } else {
+                too_few = value
             }
         }
         enough
@@ -366,9 +367,10 @@ fn mappings_per_thread() -> u64 {
     let status = status();
     // If it cannot be read, the larger number is the safe one.
     let caught = field(&status, "SigCgt").and_then(|caught| u64::from_str_radix(caught, 16).ok());
-    match caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0) {
-        true => 4,
-        false => 2,
+    if caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0) {
+        4
+    } else {
+        2
     }
 }
 

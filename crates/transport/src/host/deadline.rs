@@ -22,9 +22,10 @@ pub fn after(start: Instant, limit: Duration) -> Instant {
 /// `TimedOut` once it has passed.
 pub fn left(deadline: Instant) -> std::io::Result<Duration> {
     let left = deadline.saturating_duration_since(now());
-    match left.is_zero() {
-        true => Err(std::io::ErrorKind::TimedOut.into()),
-        false => Ok(left),
+    if left.is_zero() {
+        Err(std::io::ErrorKind::TimedOut.into())
+    } else {
+        Ok(left)
     }
 }
 

@@ -199,9 +199,10 @@ fn an_abort_or_a_drop_ends_a_link_that_is_stuck_and_loses_its_queue() {
             peer: _peer,
         } = Rig::new(Takes::All);
         outbox.push(long(2 * CAPACITY), Limits::NONE, false).unwrap();
-        match is_dropped {
-            true => drop(link),
-            false => link.abort(),
+        if is_dropped {
+            drop(link)
+        } else {
+            link.abort()
         }
         let next = || received.recv_timeout(LIMIT).unwrap();
         // An abort ends both threads, each by itself.

@@ -52,9 +52,10 @@ impl Duplex for Socket {
     }
 
     fn set_unsent(&self, bytes: u32) -> io::Result<()> {
-        match self.local_addr()?.is_unix() {
-            true => Ok(()),
-            false => self.set_tcp_notsent_lowat(bytes),
+        if self.local_addr()?.is_unix() {
+            Ok(())
+        } else {
+            self.set_tcp_notsent_lowat(bytes)
         }
     }
 

@@ -218,9 +218,10 @@ impl Transmit for PlainTransmit {
             return Tried::Not;
         }
         item.parts().for_each(|part| self.stream.write_now(part));
-        match self.stream.has_rest() {
-            true => Tried::Begun,
-            false => Tried::Sent,
+        if self.stream.has_rest() {
+            Tried::Begun
+        } else {
+            Tried::Sent
         }
     }
 

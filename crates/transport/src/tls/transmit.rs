@@ -73,9 +73,10 @@ impl TlsTransmit {
         };
         self.stream.write_now(&before);
         self.stream.write_now(&out[..len]);
-        match self.stream.has_rest() {
-            true => Tried::Begun,
-            false => Tried::Sent,
+        if self.stream.has_rest() {
+            Tried::Begun
+        } else {
+            Tried::Sent
         }
     }
 }

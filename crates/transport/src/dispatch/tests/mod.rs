@@ -125,9 +125,10 @@ impl Core for Script {
     fn on_line_full(&mut self, to: ConnectionId, _: Load, _: Instant, actions: &mut Vec<Action>) -> Drops {
         self.note(to, "full");
         actions.append(&mut self.at_overflow);
-        match self.drops_oldest {
-            true => Drops::Oldest,
-            false => Drops::Newest,
+        if self.drops_oldest {
+            Drops::Oldest
+        } else {
+            Drops::Newest
         }
     }
 

@@ -287,9 +287,10 @@ fn live(seed: u64, start: Instant) {
     for _ in 0..100_000 {
         if left > 0 && world.chance.below(3) == 0 {
             let all = [Kind::Silent, Kind::Half, Kind::Drips, Kind::Deaf, Kind::Refused];
-            let kind = match world.chance.below(10) < bad {
-                true => all[world.chance.below(5) as usize],
-                false => Kind::Honest,
+            let kind = if world.chance.below(10) < bad {
+                all[world.chance.below(5) as usize]
+            } else {
+                Kind::Honest
             };
             honest += usize::from(kind == Kind::Honest);
             world.arrive(kind);
