@@ -337,7 +337,7 @@ fn a_close_sends_the_queue_before_the_end() {
 fn a_close_waits_for_a_push_that_is_under_way() {
     let (outbox, wire) = opened(Limits::default());
     // The item is counted, and not in the channel yet.
-    outbox.take(&item("a"), Ledger::take).unwrap();
+    outbox.accept(&item("a"), Limits::NONE).unwrap();
     outbox.close();
     assert!(matches!(Wire::step(&outbox), Some(Ok((false, false)))));
     outbox.enqueue(item("a"));
@@ -377,7 +377,7 @@ fn an_abort_stops_the_writer_before_its_queue() {
 fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
     let budget = Budget::new(1 << 20);
     let (outbox, _) = opened_within(Limits::default(), budget.clone());
-    outbox.take(&item("a"), Ledger::take).unwrap();
+    outbox.accept(&item("a"), Limits::NONE).unwrap();
     assert_eq!(budget.used(), item("a").load().memory());
     outbox.abort();
     outbox.shut();
