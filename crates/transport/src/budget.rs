@@ -158,11 +158,19 @@ impl Budget {
         self.0.used.load(Ordering::SeqCst)
     }
 
-    /// The bytes in use of the whole, without those of reservations and charges.
-    pub(crate) fn unreserved(&self) -> u64 {
+    /// The bytes in use of the whole, without those of charges, which wait for receivers and not for their
+    /// senders.
+    fn uncharged(&self) -> u64 {
         let whole = self.whole();
-        let others = [&whole.0.reserved, &whole.0.charged].map(|others| others.load(Ordering::Relaxed));
-        whole.used().saturating_sub(others.iter().sum())
+        whole
+            .used()
+            .saturating_sub(whole.0.charged.load(Ordering::Relaxed))
+    }
+
+    /// As [`uncharged`](Self::uncharged), also without those of reservations.
+    pub(crate) fn unreserved(&self) -> u64 {
+        let reserved = self.whole().0.reserved.load(Ordering::Relaxed);
+        self.uncharged().saturating_sub(reserved)
     }
 
     /// Counts bytes as used until the charge is dropped.
@@ -378,7 +386,7 @@ impl Reserved {
     /// True if three quarters of the budget are used, or a reservation waits.
     pub fn is_short(&self) -> bool {
         let whole = self.part.whole();
-        self.is_wanted() || whole.used() >= whole.0.limit / 4 * 3
+        self.is_wanted() || whole.uncharged() >= whole.0.limit / 4 * 3
     }
 
     /// True if a reservation waits for memory.
@@ -539,6 +547,23 @@ mod tests {
         assert!(next.is_granted() && woken.load(Ordering::Relaxed) == 1);
         assert_eq!(again(&next, 3000), Asked::Granted);
         assert!(!long.is_wanted());
+    }
+
+    #[test]
+    fn charges_make_no_memory_short_and_no_reservation_goes_ahead_of_many() {
+        let budget = Budget::with(1000, 4000, None);
+        let charge = budget.of(b"a").charge(600);
+        let used = [budget.used(), budget.of(b"a").used(), budget.unreserved()];
+        assert_eq!(used, [600, 600, 0]);
+        let (long, waits, _) = asked(&budget, "b", 3000);
+        assert_eq!(waits, Asked::Waits, "the charges will end");
+        drop(charge);
+        assert!(long.is_granted());
+        let _charge = budget.charge(900);
+        assert!(!long.is_short());
+        budget.take(750);
+        assert!(long.is_short());
+        budget.give(750);
     }
 
     #[test]

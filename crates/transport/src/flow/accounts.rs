@@ -229,7 +229,8 @@ impl Accounts {
                 self.newest.remove(&sender);
             }
             id = account.successor?;
-            self.get_mut(id)?.pauses -= 1;
+            let successor = self.get_mut(id)?;
+            successor.pauses = successor.pauses.saturating_sub(1);
         }
     }
 

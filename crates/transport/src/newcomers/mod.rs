@@ -139,22 +139,22 @@ impl Listening {
 
 /// The number of handshakes, for figures.
 #[derive(Debug)]
-pub struct Occupancy(Arc<Shared>);
+pub struct Occupancy(Arc<Mutex<State>>);
 
 impl Occupancy {
     /// The number of present handshakes.
     pub fn running(&self) -> usize {
-        self.0.lock().slots.running()
+        locked(&self.0).slots.running()
     }
 
     /// The maximum number of handshakes.
     pub fn max(&self) -> usize {
-        self.0.lock().slots.limit
+        locked(&self.0).slots.limit
     }
 
     /// The number of newcomers for which no thread could be started.
     pub fn without_thread(&self) -> u64 {
-        self.0.lock().without_thread
+        locked(&self.0).without_thread
     }
 }
 
@@ -165,7 +165,7 @@ struct Handshakes {
     serve: Box<Serve>,
     spawn: Box<Spawn>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    state: Arc<Shared>,
+    state: Arc<Mutex<State>>,
     /// Notified when a slot is given back, and when this is closed.
     changed: Condvar,
     closed: Cancel,
@@ -179,15 +179,6 @@ struct State {
     /// an identity yet.
     log: LogLimit<()>,
     without_thread: u64,
-}
-
-#[derive(Debug)]
-struct Shared(Mutex<State>);
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        locked(&self.0)
-    }
 }
 
 impl fmt::Debug for Handshakes {
@@ -212,18 +203,18 @@ impl Handshakes {
             serve,
             spawn: Box::new(threads::spawn),
             threads: Mutex::default(),
-            state: Arc::new(Shared(Mutex::new(State {
+            state: Arc::new(Mutex::new(State {
                 slots: Slots::new(max, patience),
                 log: LogLimit::default(),
                 without_thread: 0,
-            }))),
+            })),
             changed: Condvar::new(),
             closed: Cancel::new(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        locked(&self.state)
     }
 
     /// Starts a thread that accepts.
@@ -383,7 +374,7 @@ pub struct Newcomer {
     listener: usize,
     accepted: Instant,
     slot: u64,
-    state: Arc<Shared>,
+    state: Arc<Mutex<State>>,
     /// Set with [`HandshakeState::Admitted`], so that a session's reads take no lock. A thread may see it late
     /// without harm, because the fate decides.
     unwatched: AtomicBool,
@@ -410,25 +401,25 @@ impl Newcomer {
 
     /// True if the server stops, which ends the newcomer's input.
     pub fn is_stopping(&self) -> bool {
-        self.state.lock().slots.state_of(self.slot) == Some(HandshakeState::Stopping)
+        locked(&self.state).slots.state_of(self.slot) == Some(HandshakeState::Stopping)
     }
 
     /// True if it was cut to make room for another newcomer.
     pub fn was_cut(&self) -> bool {
-        self.state.lock().slots.state_of(self.slot) == Some(HandshakeState::Cut)
+        locked(&self.state).slots.state_of(self.slot) == Some(HandshakeState::Cut)
     }
 
     /// Notes that all input of the handshake was received. From now on there may be a session to
     /// which others send, so a stop ends that session instead of this input. False if it was cut or
     /// stopped before.
     pub fn input_complete(&self) -> bool {
-        self.state.lock().slots.input_complete(self.slot)
+        locked(&self.state).slots.input_complete(self.slot)
     }
 
     /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may
     /// wait. False if it was cut or stopped before.
     pub fn admitted(&self) -> bool {
-        let admitted = self.state.lock().slots.admitted(self.slot);
+        let admitted = locked(&self.state).slots.admitted(self.slot);
         self.unwatched.store(true, Ordering::Relaxed);
         admitted
     }
@@ -437,9 +428,9 @@ impl Newcomer {
         if self.unwatched.load(Ordering::Relaxed) {
             return wait();
         }
-        self.state.lock().slots.waits(self.slot, kind, now());
+        locked(&self.state).slots.waits(self.slot, kind, now());
         let result = wait();
-        self.state.lock().slots.goes_on(self.slot, kind, now());
+        locked(&self.state).slots.goes_on(self.slot, kind, now());
         result
     }
 }
@@ -451,7 +442,7 @@ impl Duplex for Newcomer {
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.stream.try_read(buffer)?;
         if !self.unwatched.load(Ordering::Relaxed) {
-            self.state.lock().slots.sent_early(self.slot);
+            locked(&self.state).slots.sent_early(self.slot);
         }
         Ok(read)
     }

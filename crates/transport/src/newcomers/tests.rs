@@ -48,13 +48,11 @@ fn echo() -> Box<Serve> {
 
 fn waits(slot: &Slot, wait: Wait, since: Instant) {
     let newcomer = &slot.newcomer;
-    newcomer.state.lock().slots.waits(newcomer.slot, wait, since);
+    locked(&newcomer.state).slots.waits(newcomer.slot, wait, since);
 }
 
 fn state_of(slot: &Slot) -> HandshakeState {
-    slot.newcomer
-        .state
-        .lock()
+    locked(&slot.newcomer.state)
         .slots
         .state_of(slot.newcomer.slot)
         .unwrap()
@@ -230,7 +228,7 @@ fn passed_in(peers: usize, slots: usize, patience: Patience, has_sent: bool) -> 
             .take_slot(0, (Arc::new(local), PeerAddress::Memory))
             .unwrap();
         if has_sent {
-            slot.newcomer.state.lock().slots.sent_early(slot.newcomer.slot);
+            locked(&slot.newcomer.state).slots.sent_early(slot.newcomer.slot);
         }
         waits(&slot, Wait::Read, clock);
         taken.push((slot, remote));
@@ -329,14 +327,14 @@ fn waits_are_counted_around_reads_and_writes() {
         .unwrap();
     let (waiting, stream) = (Arc::clone(&slot.newcomer), slot.newcomer.stream());
     let reader = threads::spawn("reads", move || stream.read(&mut [0]).unwrap()).unwrap();
-    let who_wait = || waiting.state.lock().slots.waiting(Wait::Read);
+    let who_wait = || locked(&waiting.state).slots.waiting(Wait::Read);
     while who_wait() == 0 {
         std::thread::yield_now();
     }
     remote.write(b"x").unwrap();
     reader.join().unwrap();
     assert_eq!(who_wait(), 0);
-    assert_eq!(waiting.state.lock().slots.waiting(Wait::Write), 0);
+    assert_eq!(locked(&waiting.state).slots.waiting(Wait::Write), 0);
 }
 
 #[test]
