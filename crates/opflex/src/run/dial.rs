@@ -11,7 +11,9 @@ use super::connection::Shown;
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, after, plain, threads};
+use ssntp_transport::{
+    Address, BufferPool, Cancel, Duplex, Halves, Target, TcpOptions, after, plain, threads,
+};
 
 /// The settings that all attempts share.
 #[derive(Clone)]
@@ -85,7 +87,25 @@ impl Dialer {
 
     fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), Box<dyn Error>> {
         let target = self.target(address).ok_or("it is not HOST:PORT or unix:PATH")?;
-        let stream = target.connect(&TcpOptions::default(), self.config.settings.dial_timeout, cancel)?;
+        let mut result = Err("it has no address".into());
+        // A name with several addresses is tried address by address.
+        for (at, limit) in target.addresses(self.config.settings.dial_timeout, cancel)? {
+            let stream = at.connect(&TcpOptions::default(), limit, cancel);
+            let met = stream.map_err(Into::into);
+            result = met.and_then(|stream| self.meet(&target, stream, cancel));
+            if result.is_ok() || cancel.is_cancelled() {
+                break;
+            }
+        }
+        result
+    }
+
+    fn meet(
+        &self,
+        target: &Target,
+        stream: Arc<dyn Duplex>,
+        cancel: &Cancel,
+    ) -> Result<(Halves, Shown), Box<dyn Error>> {
         let Some(connector) = &self.connector else {
             return Ok((plain(stream, self.pool.clone()), Shown::default()));
         };
@@ -93,7 +113,7 @@ impl Dialer {
         let _watch = cancel.watch(&stream);
         // libopflex has one time limit for TLS and the identity together.
         let deadline = after(now(), self.config.settings.identity_timeout);
-        let secured = connector.connect(stream, self.name(&target), &self.pool, deadline)?;
+        let secured = connector.connect(stream, self.name(target), &self.pool, deadline)?;
         Ok((secured.halves, secured.peer.into()))
     }
 }
