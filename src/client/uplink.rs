@@ -263,8 +263,12 @@ impl Uplink {
 
     /// True if new requests wait for the next session.
     #[cfg(test)]
-    pub(super) fn is_leaving(&self) -> bool {
-        matches!(&*self.read(), State::Up(up) if up.is_leaving)
+    pub(super) fn defers_requests(&self) -> bool {
+        match &*self.read() {
+            State::Up(up) => up.is_leaving,
+            State::Down(waiting) => !matches!(waiting.gap, Gap::No),
+            State::Ended(_) => false,
+        }
     }
 
     /// Begins a gap, because the session is to be replaced. Its outbox is closed, and the frames in

@@ -225,7 +225,7 @@ fn open_requests_are_answered_and_new_ones_wait_for_the_next_session() {
     let first = ask(client.handle(), "first");
     let reply = answer(&mut old);
     client.renew(&identity(Role::AGENT), &trust()).unwrap();
-    while !client.handle().state().uplink.is_leaving() {
+    while !client.handle().state().uplink.defers_requests() {
         std::thread::yield_now();
     }
     let second = ask(client.handle(), "second");
@@ -261,7 +261,7 @@ fn a_request_that_waits_for_room_is_sent_on_the_next_session_alone() {
     let ask = move || handle.request(Frame::with_payload(SCALE, "?"), LIMIT);
     let asking = threads::spawn("asks", ask).unwrap();
     client.renew(&identity(Role::AGENT), &trust()).unwrap();
-    while !client.handle().state().uplink.is_leaving() {
+    while !client.handle().state().uplink.defers_requests() {
         std::thread::yield_now();
     }
     (0..sent).for_each(|_| assert_eq!(old.recv().kind(), Command::STATS));
