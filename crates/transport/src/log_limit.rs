@@ -231,7 +231,7 @@ mod tests {
             PEERS - 1 + 1,
             "the other peers may log one line again"
         );
-        let suffix = format!(" (and {} more like it since)", Grouped(left_out + 1));
+        let suffix = format!(" (and {} more like it since)", left_out + 1);
         assert_eq!(lines.last(), Some(&suffix));
         assert_eq!(limit.kinds["READY refused"].known.len(), PEERS);
     }
