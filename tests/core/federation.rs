@@ -593,11 +593,7 @@ fn a_client_that_takes_its_own_session_over_again_and_again_ends_no_link_and_no_
         while one.with(move |cx| cx.counters(uuid).unwrap().bytes_received) < LONG_FRAME as u64 {
             std::thread::yield_now();
         }
-        // A certificate has two connections at most: the session, and the one before while it ends.
-        while one.server.handle().figures().unwrap().standing > 1 {
-            std::thread::yield_now();
-        }
-        agent = one.server.connect_as(&own, Role::AGENT, uuid);
+        agent = crate::flow::take_over(&one.server, &own, uuid);
     }
     assert!(
         one.with(move |cx| cx.directory().session(controller).is_some()),
