@@ -268,6 +268,8 @@ static MADE: AtomicUsize = AtomicUsize::new(0);
 /// The state that all connections of a listener share.
 #[derive(Debug, Default)]
 struct Network {
+    /// The faults of the bytes that clients receive, and of those that the server receives.
+    faults: (Faults, Faults),
     stalled: bool,
     /// Both directions of each connection, including some that have ended.
     pipes: Vec<Weak<Pipe>>,
@@ -275,7 +277,7 @@ struct Network {
 
 impl Network {
     fn pair(&mut self) -> (MemoryStream, MemoryStream) {
-        let (client, server) = pair();
+        let (client, server) = pair_with(self.faults.0, self.faults.1);
         self.pipes.retain(|pipe| pipe.strong_count() > 0);
         for pipe in [&client.incoming, &client.outgoing] {
             pipe.end(|state| state.stalled = self.stalled);
@@ -314,6 +316,13 @@ impl MemoryListener {
             network: Arc::default(),
             number: MADE.fetch_add(1, Ordering::Relaxed) + 1,
         }
+    }
+
+    /// Sets the faults of the connections that clients make from now on: `first` for the bytes that
+    /// the client receives, `second` for those that the server receives. They do not apply to
+    /// [`connect`](Self::connect).
+    pub fn set_faults(&self, first: Faults, second: Faults) {
+        self.network().faults = (first, second);
     }
 
     /// Cuts every connection that clients have made: reads and writes fail with
