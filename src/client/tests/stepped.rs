@@ -297,7 +297,7 @@ fn the_gap_after_a_certificate_that_is_not_trusted_any_more_ends() {
         matches!(
             event,
             ClientEvent::Disconnected {
-                reason: DisconnectReason::Certificate(_),
+                reason: SessionEnd::Certificate(_),
                 ..
             }
         )
