@@ -232,13 +232,20 @@ impl Sending<'_> {
                 frame,
                 sent == 0 || is_last || self.args.require_receivers.is_some(),
             );
+            // Asked before the frame, because a receiver may end as soon as it has the frame.
+            let receivers = if is_last || self.args.require_receivers.is_some() {
+                self.count()?
+            } else {
+                None
+            };
             self.send(frame)?;
             self.sent += 1;
             let Some(required) = self.args.require_receivers else {
                 self.pause(Duration::ZERO)?;
                 continue;
             };
-            match self.confirm(self.args.timeout.into())? {
+            self.confirm(self.args.timeout.into())?;
+            match receivers {
                 Some(receivers) if receivers < required => {
                     let (kind, got) = (self.kind, sessions(receivers));
                     let why = format!("{kind} went to {got}, and {required} had to receive it");
@@ -295,16 +302,25 @@ impl Sending<'_> {
         }
     }
 
-    /// Asks the server for the receivers of the frames. If it answers, it has taken all frames that were
-    /// sent. `None` if it does not answer in time, or answers no such question.
-    fn confirm(&mut self, limit: Duration) -> Result<Option<u64>, Failure> {
-        let Ok(receivers) = self.ask(&Question::receivers(self.kind), limit)? else {
-            return Ok(None);
-        };
-        self.taken = self.sent;
-        let required = self.receivers.filter(|_| self.args.require_receivers.is_some());
-        self.receivers = receivers.map(|now| required.map_or(now, |least| least.min(now)));
+    /// Asks the server for the receivers of the next frame. `None` if it does not answer in time, or answers
+    /// no such question.
+    fn count(&mut self) -> Result<Option<u64>, Failure> {
+        let asked = self.ask(&Question::receivers(self.kind), self.args.timeout.into())?;
+        let receivers = asked.ok().flatten();
+        let least = self.receivers.filter(|_| self.args.require_receivers.is_some());
+        self.receivers = receivers.map(|now| least.map_or(now, |least| least.min(now)));
         Ok(receivers)
+    }
+
+    /// Asks the server once more. If it answers, it has taken all frames that were sent.
+    fn confirm(&mut self, limit: Duration) -> Result<(), Failure> {
+        if let Ok(receivers) = self.ask(&Question::receivers(self.kind), limit)? {
+            self.taken = self.sent;
+            if self.args.lines && self.args.require_receivers.is_none() {
+                self.receivers = receivers;
+            }
+        }
+        Ok(())
     }
 
     /// Sends a question, and takes events until its answer has come.

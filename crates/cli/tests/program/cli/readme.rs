@@ -16,10 +16,11 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(400);
 
 /// The pages with blocks to paste, in the order in which a newcomer reads them.
-const PAGES: [&str; 4] = [
+const PAGES: [&str; 5] = [
     "README.md",
     "docs/shell.md",
     "docs/cluster-start.md",
+    "docs/controller.md",
     "docs/opflex-start.md",
 ];
 
@@ -158,7 +159,7 @@ fn the_first_pages_can_be_pasted_into_a_shell() {
         "ssntp server --dev --listen 127.0.0.1:0 &",
     );
     let mut held = Vec::new();
-    for port in ["8890", "8891", "8009", "8010"] {
+    for port in ["8890", "8891", "9300", "8009", "8010"] {
         assert!(script.contains(&format!(":{port}")), "{port} is not used");
         let free = HeldPort::new();
         script = script.replace(&format!(":{port}"), &format!(":{}", free.number()));
@@ -168,6 +169,7 @@ fn the_first_pages_can_be_pasted_into_a_shell() {
     let mut pasted = Pasted::new(&script);
     pasted.succeeds();
     for part in [
+        "page at http://127.0.0.1:",
         "STATS was sent, and went to 1 session",
         "  load: 1",
         "  load: 2",
