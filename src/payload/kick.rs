@@ -152,6 +152,8 @@ schema! {
 names! {
     /// The reason why a server refuses a command of an operator.
     OperatorRefusal {
+        /// It does not refuse it: the command was carried out.
+        NotRefused = "";
         /// No session has that UUID, and the command sets no ban.
         NotConnected = "not_connected";
         /// The operator's own session would end.
@@ -165,4 +167,5 @@ names! {
         /// The server in the command does not accept this operator.
         NotAllowed = "not_allowed";
     }
+    default NotRefused
 }

@@ -112,7 +112,7 @@ fn by_uuid(uuid: Uuid, ban_s: u64) -> Kick {
     }
 }
 
-const DONE: OperatorRefusal = OperatorRefusal::Other(String::new());
+const DONE: OperatorRefusal = OperatorRefusal::NotRefused;
 
 #[test]
 fn a_list_has_each_session_once_and_pages_of_64() {

@@ -124,6 +124,8 @@ names! {
 names! {
     /// The reason why a scheduler refuses a [`Tenant`] command.
     TenantRefusal {
+        /// It does not refuse it: the command was carried out.
+        NotRefused = "";
         /// There is no tenant of that name.
         NoTenant = "no_tenant";
         /// The name, the key, the concentrator or the address is already in use.
@@ -131,10 +133,11 @@ names! {
         /// Instances have addresses of the tenant, or a node still has the instance.
         InUse = "in_use";
         /// The limit of tenants is reached, or no address is free.
-        Full = "full";
+        AtLimit = "full";
         /// A value is missing or not valid.
         InvalidData = "invalid_data";
         /// The scheduler cannot write its file of tenants.
         NotSaved = "not_saved";
     }
+    default NotRefused
 }

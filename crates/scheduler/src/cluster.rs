@@ -23,7 +23,6 @@ use ssntp_payload::{
     AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, StartFailure, StatsSummary,
 };
 use ssntp_transport::excerpt;
-use uuid::Uuid;
 
 /// The rooms of a leader.
 #[derive(Debug)]
@@ -71,11 +70,6 @@ impl Cluster {
         self.controllers.may_command(from.key())
     }
 
-    /// The intents for a scheduler that knows none.
-    pub(super) fn intents(&self) -> Vec<super::messages::Intent> {
-        self.starts.intents()
-    }
-
     /// The time at which the first time limit of a node, a START or a command is over.
     pub(super) fn first_limit(&self) -> Option<Instant> {
         let all = [
@@ -99,7 +93,7 @@ impl Cluster {
         let (foreign_reports, invalid_frames) = self.reports.counted();
         SchedulerFigures {
             nodes: self.nodes.figures(),
-            instances: self.starts.instances(),
+            instances: self.starts.instances().figures(),
             starts: self.starts.figures(),
             limits: SchedulerLimits {
                 held_starts: config.held_starts,
@@ -214,29 +208,13 @@ impl Cluster {
         let node = from.uuid();
         let status = Status(frame.kind().operand);
         let read = match status {
-            Status::READY => frame
-                .payload()
-                .map(|ready| self.starts.handle_ready(node, &ready)),
-            Status::MAINTENANCE => {
-                self.starts.handle_maintenance(node);
-                frame.payload().map(|maintenance: Maintenance| {
-                    if let Some(ready) = maintenance.ready {
-                        self.starts.handle_hostname(node, &ready.hostname);
-                    }
-                })
-            }
-            Status::OFFLINE => {
-                self.starts.handle_offline(node);
-                Ok(())
-            }
-            _ => {
-                self.starts.handle_full(node);
-                Ok(())
-            }
+            Status::READY => frame.payload().map(Some),
+            Status::MAINTENANCE => frame.payload().map(|maintenance: Maintenance| maintenance.ready),
+            _ => Ok(None),
         };
-        if let Err(e) = read {
+        if let Err(e) = &read {
             limited!(warn, out, node, "status unreadable";
-                "{from}: {status} cannot be read: {}", excerpt(&e));
+                "{from}: {status} cannot be read: {}", excerpt(e));
             out.refuse(from, frame, &e.into());
             // An unreadable READY has no information about the node's room, so the last status
             // remains. The other statuses do not need their payload.
@@ -245,7 +223,8 @@ impl Cluster {
             }
         }
         self.nodes.handle_status(out, from, status);
-        self.starts.handle_node_changed(out, node);
+        let ready = read.ok().flatten();
+        self.starts.handle_status(out, node, status, ready.as_ref());
     }
 
     /// Handles a command of a controller for itself or for a client that it names.
@@ -253,14 +232,13 @@ impl Cluster {
         if frame.kind() == Command::START {
             self.starts.handle_start(out, from, frame);
         } else if frame.kind().is_of_streams() {
-            let starts = &self.starts;
+            let instances = self.starts.instances();
             let find = |instance| {
-                starts
-                    .node_of(instance)
-                    .ok_or_else(|| match starts.taken(instance) {
-                        Some(_) => format!("instance {instance} waits for a node"),
-                        None => format!("no node has instance {instance}"),
-                    })
+                let node = instances.node_of(instance);
+                node.ok_or_else(|| match instances.taken(instance) {
+                    Some(_) => format!("instance {instance} waits for a node"),
+                    None => format!("no node has instance {instance}"),
+                })
             };
             self.streams.handle_command(out, from, frame, find);
         } else {
@@ -292,9 +270,9 @@ impl Cluster {
         let is_second = command == Command::DELETE
             && instance
                 .zip(to.uuid())
-                .is_some_and(|(instance, node)| self.starts.lists_foreign(instance, node));
+                .is_some_and(|(instance, node)| self.starts.instances().lists_foreign(instance, node));
         // The named node would answer that it has no such instance, although another node has it.
-        let owner = instance.and_then(|instance| self.starts.node_of(instance));
+        let owner = instance.and_then(|instance| self.starts.instances().node_of(instance));
         if !is_second && owner.is_some_and(|owner| to != owner) {
             return out.refuse(from, frame, &NOT_CONNECTED.into());
         }
@@ -306,7 +284,7 @@ impl Cluster {
         }
         let Some(node) = to.uuid() else { return };
         if let Some(instance) = instance {
-            let known = self.starts.has_ended(instance);
+            let known = self.starts.instances().has_ended(instance);
             self.commands.add(node, instance, known, frame, out.now());
         }
         match command {
@@ -356,7 +334,7 @@ impl Cluster {
         event: Event,
     ) {
         // Checked first: a report on an instance of another node would free that UUID.
-        let is_foreign = |instance| self.starts.is_foreign(instance, from.uuid());
+        let is_foreign = |instance| self.starts.instances().is_foreign(instance, from.uuid());
         let Some(subject) = self.reports.own_subject(out, from, frame, is_foreign) else {
             return;
         };
@@ -388,7 +366,7 @@ impl Cluster {
             // An agent of an old version answers OpenStream with it.
             return self.streams.handle_invalid_frame(out, from, frame);
         }
-        let is_foreign = |instance| self.starts.is_foreign(instance, from.uuid());
+        let is_foreign = |instance| self.starts.instances().is_foreign(instance, from.uuid());
         let Some(subject) = self.reports.own_subject(out, from, frame, is_foreign) else {
             return;
         };
@@ -424,7 +402,7 @@ impl Cluster {
         from: &SessionInfo,
         frame: &Frame,
     ) {
-        let in_use = |instance| match self.starts.taken(instance)? {
+        let in_use = |instance| match self.starts.instances().taken(instance)? {
             (_, None) => Some("the START of this instance waits for a node".to_owned()),
             (_, Some(node)) => self
                 .nodes
@@ -482,7 +460,7 @@ impl Cluster {
     /// Takes back the addresses that were freed by this scheduler in an earlier term.
     pub(super) fn free_again(&mut self, tenants: &mut TenantTable) {
         for instance in tenants.take_freed() {
-            if self.starts.taken(instance).is_none() {
+            if self.starts.instances().taken(instance).is_none() {
                 tenants.free(instance, true);
             }
         }
@@ -491,12 +469,5 @@ impl Cluster {
     /// The role of clients that get a snapshot.
     pub(super) fn is_controller(session: &SessionInfo) -> bool {
         session.role().intersects(Role::CONTROLLER)
-    }
-
-    /// The instances whose addresses are free in the engine.
-    pub(super) fn record_gone(&mut self, instances: impl IntoIterator<Item = Uuid>) {
-        for instance in instances {
-            self.starts.record_gone(instance);
-        }
     }
 }

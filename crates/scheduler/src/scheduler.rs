@@ -370,7 +370,7 @@ impl Scheduler {
         cx.send_to_servers(&Message::LeadsNoMore.encode());
         cx.set_leader_token(None);
         let Some(term) = &mut self.term else { return };
-        term.end(self.cluster.intents());
+        term.end(self.cluster.starts().intents());
         self.following.end_transfer();
         let parked = self.cluster.starts().take_parked();
         self.cluster.forget(&self.config);
@@ -414,7 +414,7 @@ impl Scheduler {
         term.await_reports(server);
         let configuration = self.configuration.current().clone();
         let leads = Message::Leads { token, configuration };
-        let intents = self.cluster.intents();
+        let intents = self.cluster.starts().intents();
         for message in std::iter::once(leads.encode()).chain(Message::of(&intents)) {
             if let Err(e) = cx.send_to_server(server, message) {
                 // The link has just ended. The next link to this server begins with all messages.
@@ -640,8 +640,9 @@ impl Handler for Scheduler {
         let out = &mut Out::new(cx, &mut self.log);
         // Also done by a former leader, because its last write still needs an answer.
         self.configuration.proceed(out, lead);
-        let freed = self.tenants.proceed(out);
-        self.cluster.record_gone(freed);
+        for instance in self.tenants.proceed(out) {
+            self.cluster.starts().record_gone(instance);
+        }
         if !self.leads() {
             return self.following.expire(&mut Out::new(cx, &mut self.log));
         }

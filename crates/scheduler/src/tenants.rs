@@ -261,7 +261,7 @@ impl TenantTable {
         }
         if tenants.len() >= MAX_TENANTS {
             let why = format!("there are {MAX_TENANTS} tenants, the most that there may be");
-            return Err((Refusal::Full, why));
+            return Err((Refusal::AtLimit, why));
         }
         let taken = tenants.iter().find_map(|(other, there)| {
             let what = match () {
@@ -294,7 +294,7 @@ impl TenantTable {
         match all + bytes <= MAX_LEN {
             true => Ok(()),
             false => Err((
-                Refusal::Full,
+                Refusal::AtLimit,
                 "the table of tenants would be longer than 1 MiB".to_owned(),
             )),
         }
@@ -303,7 +303,7 @@ impl TenantTable {
     fn free_key(&self) -> Result<u32, Refused> {
         let keys: BTreeSet<_> = self.table.tenants.values().map(|record| record.key).collect();
         let free = (1..=MAX_KEY).find(|key| !keys.contains(key));
-        free.ok_or_else(|| (Refusal::Full, "there is no free key".to_owned()))
+        free.ok_or_else(|| (Refusal::AtLimit, "there is no free key".to_owned()))
     }
 
     fn lease(&mut self, asked: &Tenant) -> Result<bool, Refused> {
@@ -340,7 +340,7 @@ impl TenantTable {
             _ if wanted.is_empty() => {
                 let mut free = subnet.hosts().filter(is_ordinary);
                 let free = free.find(|ip| !record.addresses.contains_key(ip));
-                free.ok_or_else(|| (Refusal::Full, format!("no address of {subnet} is free")))?
+                free.ok_or_else(|| (Refusal::AtLimit, format!("no address of {subnet} is free")))?
             }
             _ => {
                 return Err(invalid(format!(
@@ -472,7 +472,7 @@ impl TenantTable {
         let released = instance.filter(|_| asked.action == Action::Release);
         let handled = if changes && self.waiting.len() >= MAX_WAITING {
             // The disk may hang, and a controller may send any number of changes meanwhile.
-            Err((Refusal::Full, "too many changes wait for the disk".to_owned()))
+            Err((Refusal::AtLimit, "too many changes wait for the disk".to_owned()))
         } else if let Some(why) = released.and_then(in_use) {
             // The instance would keep using the address, and another one could get it as well.
             Err((Refusal::InUse, why))

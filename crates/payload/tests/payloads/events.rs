@@ -105,7 +105,7 @@ fn commands_of_operators_and_their_answers_are_read_and_written_back() {
     assert_eq!((kick.uuid.as_str(), kick.ban_s), (NODE, 3600));
     let kicked: Kicked = current(&fixture("ours_Kicked"));
     assert_eq!((kicked.count, kicked.uuids), (1, vec![NODE.into()]));
-    assert!(!kicked.reason.is_known());
+    assert_eq!(kicked.reason, OperatorRefusal::NotRefused);
     let _: ListBans = current(&fixture("ours_ListBans"));
     let bans: Bans = current(&fixture("ours_Bans"));
     assert_eq!((bans.entries[0].age_s, bans.entries[0].left_s), (600, 3000));
@@ -128,7 +128,7 @@ fn commands_of_operators_and_their_answers_are_read_and_written_back() {
     assert_eq!((tenant.action, tenant.entry.key), (TenantAction::Add, 0));
     let tenants: Tenants = current(&fixture("ours_Tenants"));
     assert_eq!(tenants.entries[0].addresses[0].ip, "172.16.0.2");
-    assert!(!tenants.reason.is_known());
+    assert_eq!(tenants.reason.as_str(), "");
     let complete: SnapshotComplete = current(&fixture("ours_SnapshotComplete"));
     assert_eq!(
         (complete.nodes, complete.reporting, complete.instances),

@@ -139,7 +139,8 @@ fn reasons_are_those_of_the_protocol() {
     assert_eq!(
         words(StartFailureReason::ALL, |r| r.as_str()),
         "full_cloud full_cn node_maintenance no_cn no_net_cn already_running instance_exists image_failure \
-         launch_failure network_failure invalid_payload invalid_data"
+         launch_failure network_failure not_moved_persistent not_moved_storage not_moved_bound \
+         not_moved_unknown invalid_payload invalid_data"
     );
     assert_eq!(
         words(StopFailureReason::ALL, |r| r.as_str()),

@@ -30,7 +30,7 @@ mod ledger;
 mod moves;
 mod unplaced;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ use super::parking::{ParkingQueue, detached, with_trace_of};
 use super::placement::{Allocation, Placement, Suspension, Verdict};
 use ssntp::Role;
 use ssntp::payload::Id;
-use ssntp::proto::Frame;
+use ssntp::proto::{Frame, Status};
 use ssntp::server::SessionInfo;
 use ssntp_payload::{Delete, InstanceState, Ready, StartFailure, StartFailureReason};
 use ssntp_transport::excerpt;
@@ -155,35 +155,9 @@ impl Starts {
         self.instances.record_gone(instance);
     }
 
-    /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
-    pub(crate) fn taken(&self, instance: Uuid) -> Option<(StartFailureReason, Option<Uuid>)> {
-        self.instances.taken(instance)
-    }
-
-    /// The node to which an instance belongs.
-    pub(crate) fn node_of(&self, instance: Uuid) -> Option<Uuid> {
-        self.instances.node_of(instance)
-    }
-
-    /// True if an instance is known and does not belong to `node`.
-    pub(crate) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
-        self.instances.is_foreign(instance, node)
-    }
-
-    /// True if the last STATS of a node list an instance that belongs to another node.
-    pub(crate) fn lists_foreign(&self, instance: Uuid, node: Uuid) -> bool {
-        self.instances.lists_foreign(instance, node)
-    }
-
-    /// True if the node of an instance has reported that it has ended; `None` if no node has it.
-    pub(crate) fn has_ended(&self, instance: Uuid) -> Option<bool> {
-        self.instances.node_of(instance)?;
-        Some(self.instances.has_ended(instance))
-    }
-
-    /// The number of instances in each state.
-    pub(crate) fn instances(&self) -> BTreeMap<&'static str, usize> {
-        self.instances.figures()
+    /// The table of instances, for questions.
+    pub(crate) fn instances(&self) -> &Instances {
+        &self.instances
     }
 
     /// The number of instances that are being moved, and of those that were moved before.
@@ -710,31 +684,32 @@ impl Starts {
         self.handle_node_changed(out, node);
     }
 
-    /// Handles READY of a node. The caller then calls [`handle_node_changed`](Self::handle_node_changed).
-    pub(crate) fn handle_ready(&mut self, node: Uuid, ready: &Ready) {
-        self.placement.ready(node, ready);
-    }
-
-    /// Handles FULL of a node.
-    pub(crate) fn handle_full(&mut self, node: Uuid) {
-        self.placement.close(node);
-    }
-
-    /// Handles OFFLINE of a node, which ends its evacuation.
-    pub(crate) fn handle_offline(&mut self, node: Uuid) {
-        self.placement.close(node);
-        self.handle_restore(node);
-    }
-
-    /// Handles MAINTENANCE of a node: its evacuation is done, so that its next READY counts.
-    pub(crate) fn handle_maintenance(&mut self, node: Uuid) {
-        self.placement.close(node);
-        self.placement.resume(node, Suspension::Evacuating);
-    }
-
-    /// A node in maintenance names its host.
-    pub(crate) fn handle_hostname(&mut self, node: Uuid, hostname: &str) {
-        self.placement.hostname(node, hostname);
+    /// Handles the status of a node. `ready` has the room of a node that is READY, and may have the host
+    /// name of one in maintenance.
+    pub(crate) fn handle_status(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        node: Uuid,
+        status: Status,
+        ready: Option<&Ready>,
+    ) {
+        match (status, ready) {
+            (Status::READY, Some(ready)) => self.placement.ready(node, ready),
+            _ => self.placement.close(node),
+        }
+        match status {
+            // Its evacuation is done, so that its next READY counts.
+            Status::MAINTENANCE => {
+                self.placement.resume(node, Suspension::Evacuating);
+                if let Some(ready) = ready {
+                    self.placement.hostname(node, &ready.hostname);
+                }
+            }
+            // A node that goes offline ends its evacuation.
+            Status::OFFLINE => self.handle_restore(node),
+            _ => {}
+        }
+        self.handle_node_changed(out, node);
     }
 }
 

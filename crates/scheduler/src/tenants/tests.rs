@@ -122,7 +122,7 @@ fn an_instance_has_one_address_until_it_is_gone() {
     for instance in 3..=5 {
         ip(&mut table, &lease("a", instance, "")).unwrap();
     }
-    assert_eq!(ip(&mut table, &lease("a", 6, "")), Err(Refusal::Full));
+    assert_eq!(ip(&mut table, &lease("a", 6, "")), Err(Refusal::AtLimit));
     assert_eq!(
         table.change(&asked(Action::Delete, "a")).unwrap_err().0,
         Refusal::InUse
@@ -172,7 +172,7 @@ fn a_table_that_is_full_can_be_read_again() {
         let added = table.change(&asked);
         let leased = (0..9).map(|_| table.change(&lease(&asked.name, Uuid::new_v4().as_u128(), "")));
         if let Some(Err((reason, why))) = leased.chain([added]).find(Result::is_err) {
-            assert_eq!((reason, why.contains("1 MiB")), (Refusal::Full, true), "{why}");
+            assert_eq!((reason, why.contains("1 MiB")), (Refusal::AtLimit, true), "{why}");
             break;
         }
     }

@@ -134,8 +134,8 @@ impl Named {
 
 /// Fails if the server refused the command.
 pub(super) fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
-    match reason.as_str() {
-        "" => Ok(()),
+    match reason {
+        OperatorRefusal::NotRefused => Ok(()),
         reason if detail.is_empty() => Err(Failure::new(reason)),
         _ => Err(Failure::new(detail)),
     }

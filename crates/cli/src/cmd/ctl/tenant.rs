@@ -314,7 +314,7 @@ fn answer_to(options: &Options, stop: &Stop, request: &Tenant) -> Result<Tenants
 
 fn accepted(answer: Tenants) -> Result<Tenants, Failure> {
     match &answer.reason {
-        TenantRefusal::Other(reason) if reason.is_empty() => Ok(answer),
+        TenantRefusal::NotRefused => Ok(answer),
         reason if answer.detail.is_empty() => Err(Failure::new(reason)),
         _ => Err(Failure::new(printable(&answer.detail))),
     }

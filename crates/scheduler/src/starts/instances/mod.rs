@@ -133,7 +133,7 @@ pub(super) enum StartFailed {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Instances {
+pub(crate) struct Instances {
     by_uuid: HashMap<Uuid, Entry>,
     by_node: HashMap<Uuid, OfNode>,
     /// The deadline of each pending START.
@@ -266,7 +266,7 @@ impl Instances {
     }
 
     /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
-    pub(super) fn taken(&self, instance: Uuid) -> Option<(StartFailureReason, Option<Uuid>)> {
+    pub(crate) fn taken(&self, instance: Uuid) -> Option<(StartFailureReason, Option<Uuid>)> {
         let entry = self.by_uuid.get(&instance)?;
         let reason = match entry.state {
             State::Known(Phase::Ended) => StartFailureReason::InstanceExists,
@@ -294,13 +294,14 @@ impl Instances {
     }
 
     /// The node to which an instance belongs.
-    pub(super) fn node_of(&self, instance: Uuid) -> Option<Uuid> {
+    pub(crate) fn node_of(&self, instance: Uuid) -> Option<Uuid> {
         self.by_uuid.get(&instance)?.node
     }
 
-    /// True if its node has reported that it has ended.
-    pub(super) fn has_ended(&self, instance: Uuid) -> bool {
-        matches!(self.state(instance), Some(State::Known(Phase::Ended)))
+    /// True if its node has reported that it has ended; `None` if no node has it.
+    pub(crate) fn has_ended(&self, instance: Uuid) -> Option<bool> {
+        self.node_of(instance)?;
+        Some(matches!(self.state(instance)?, State::Known(Phase::Ended)))
     }
 
     /// True if its START is in flight.
@@ -310,13 +311,13 @@ impl Instances {
 
     /// True if an instance is known and does not belong to `node`. An unknown instance is not
     /// foreign, because it belongs to the first node that lists it.
-    pub(super) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
+    pub(crate) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
         let entry = self.by_uuid.get(&instance);
         entry.is_some_and(|entry| entry.node != Some(node))
     }
 
     /// True if the last STATS of a node list an instance that belongs to another node.
-    pub(super) fn lists_foreign(&self, instance: Uuid, node: Uuid) -> bool {
+    pub(crate) fn lists_foreign(&self, instance: Uuid, node: Uuid) -> bool {
         let of_node = self.by_node.get(&node);
         of_node.is_some_and(|of_node| of_node.foreign.contains(&instance))
     }
@@ -484,7 +485,7 @@ impl Instances {
     }
 
     /// The number of instances in each state.
-    pub(super) fn figures(&self) -> BTreeMap<&'static str, usize> {
+    pub(crate) fn figures(&self) -> BTreeMap<&'static str, usize> {
         let words = ["held", "starting", "pending", "running", "ended", "given_up"];
         let word = |entry: &Entry| match entry.state {
             State::Parked => "held",
