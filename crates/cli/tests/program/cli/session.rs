@@ -578,7 +578,7 @@ fn watch_shows_senders_and_operands_and_no_payload() {
         program
     };
     let uuid = "11111111-2222-4333-8444-555555555555";
-    let of_one = watching(&format!("--json --from {uuid}"));
+    let of_one = watching(&format!("--json --kind STATS --from {uuid}"));
     let of_own = watching(&format!("{own} --kind Scaled"));
     place.succeed(&format!("send {agent} STATS secret"));
     place.succeed(&format!("send {agent} --uuid {uuid} STATS secret"));
