@@ -23,9 +23,10 @@ const ROUNDS: usize = 21;
 
 fn main() {
     let measured = std::env::args().any(|argument| argument == "--bench");
-    let (counts, operations): (&[usize], _) = match measured {
-        true => (&[100, 1_000, 10_000, 100_000], 10_000),
-        false => (&[100], 10),
+    let (counts, operations): (&[usize], _) = if measured {
+        (&[100, 1_000, 10_000, 100_000], 10_000)
+    } else {
+        (&[100], 10)
     };
     println!(
         "{:<58} {:>10} {:>12}",

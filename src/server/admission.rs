@@ -704,10 +704,14 @@ mod tests {
 
         fn connect(&mut self, number: usize, uuid: Uuid) -> Result<Option<SessionId>, Refusal> {
             let (bound, authority) = CERTIFICATES[number];
-            let relation = |old: usize| match CERTIFICATES[old].1 == authority {
-                _ if old == number => Same,
-                true => SameAuthority,
-                false => Different,
+            let relation = |old: usize| {
+                if old == number {
+                    Same
+                } else if CERTIFICATES[old].1 == authority {
+                    SameAuthority
+                } else {
+                    Different
+                }
             };
             let holder = self.sessions.iter().find(|(_, has, ..)| *has == uuid);
             let situation = Situation {

@@ -43,9 +43,10 @@ impl Watch {
 
 impl Handler for Watch {
     fn admit(&mut self, _: &mut Context<'_>, _: &Newcomer<'_>) -> Result<(), Refusal> {
-        match self.is_closed.load(Ordering::Relaxed) {
-            true => Err(Refusal::postpone("the application is closed")),
-            false => Ok(()),
+        if self.is_closed.load(Ordering::Relaxed) {
+            Err(Refusal::postpone("the application is closed"))
+        } else {
+            Ok(())
         }
     }
     fn disconnected(&mut self, _: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {

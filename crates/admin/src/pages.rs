@@ -142,9 +142,10 @@ impl Pages {
     fn sessions(&self, request: &Request) -> Result<Answer, Refused> {
         let asked = Selection::read(&request.query)?;
         // The permit is taken before the answer is made, because the answer takes the memory.
-        let permit = match asked.limit > DEFAULT_SESSIONS {
-            true => Some(self.permit()?),
-            false => None,
+        let permit = if asked.limit > DEFAULT_SESSIONS {
+            Some(self.permit()?)
+        } else {
+            None
         };
         let snapshot = self.figures.sample().map_err(|why| Refused::new(503, why))?;
         let rows = &snapshot.sessions;

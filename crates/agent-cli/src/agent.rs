@@ -208,9 +208,12 @@ impl<P: AgentPages> Args<P> {
                 .map(drop)
                 .map_err(|e| Failure::at(path, e))
         };
-        let program = |path: &PathBuf| match can_be_run(path) {
-            true => Ok(()),
-            false => Err(Failure::at(path, "it is not a program")),
+        let program = |path: &PathBuf| {
+            if can_be_run(path) {
+                Ok(())
+            } else {
+                Err(Failure::at(path, "it is not a program"))
+            }
         };
         [
             ("images", self.images.as_ref().map_or(Ok(()), images)),

@@ -321,10 +321,12 @@ impl Policy {
     /// agent that is root never run as root by default.
     fn users(&self) -> &[RunAs] {
         const OF_ROOT: &[RunAs] = &[RunAs::Own(OWN)];
-        match self.users.is_empty() {
-            false => &self.users,
-            true if rustix::process::geteuid().is_root() => OF_ROOT,
-            true => &[RunAs::Agent],
+        if !self.users.is_empty() {
+            &self.users
+        } else if rustix::process::geteuid().is_root() {
+            OF_ROOT
+        } else {
+            &[RunAs::Agent]
         }
     }
 }

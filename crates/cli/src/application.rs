@@ -63,9 +63,10 @@ impl Applications {
             is_request,
         } in &self.applications
         {
-            let added = match is_request {
-                true => operands.request(*kind, name),
-                false => operands.application(*kind, name),
+            let added = if is_request {
+                operands.request(*kind, name)
+            } else {
+                operands.application(*kind, name)
             };
             operands = added.map_err(|e| Failure::usage(format!("--application: {e}")))?;
         }

@@ -132,11 +132,13 @@ fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
     while let Some(word) = words.get(subcommand) {
         let word = word.to_string_lossy();
         let flag = word.split('=').next().unwrap_or_default();
-        subcommand += match COMMON.contains(&flag) {
-            true if word == flag => 2,
-            true => 1,
-            false if word == COMMON_SWITCH => 1,
-            false => break,
+        subcommand += if COMMON.contains(&flag) {
+            // A flag whose value is a word of its own has two.
+            if word == flag { 2 } else { 1 }
+        } else if word == COMMON_SWITCH {
+            1
+        } else {
+            break;
         };
     }
     let named = subcommands(&words[subcommand.min(words.len())..]);
@@ -174,9 +176,10 @@ impl Command {
     /// The level of the log without --log and RUST_LOG. A daemon logs its warnings for its
     /// operator; any other subcommand prints only the line with its error.
     pub(crate) fn log_level(&self) -> &'static str {
-        match matches!(self, Self::Agent(_)) || self.serves_many() {
-            true => "warn",
-            false => "error",
+        if matches!(self, Self::Agent(_)) || self.serves_many() {
+            "warn"
+        } else {
+            "error"
         }
     }
 

@@ -64,9 +64,10 @@ impl TypedValueParser for EndpointsParser {
 /// Reads a name that fits into a key of the engine.
 fn cluster_name(text: &str) -> Result<String, &'static str> {
     let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    match (1..=64).contains(&text.len()) && text.bytes().all(is_of_a_name) {
-        true => Ok(text.to_owned()),
-        false => Err("expected 1 to 64 letters, digits, dashes, underscores and dots"),
+    if (1..=64).contains(&text.len()) && text.bytes().all(is_of_a_name) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected 1 to 64 letters, digits, dashes, underscores and dots")
     }
 }
 

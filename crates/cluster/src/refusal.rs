@@ -52,9 +52,10 @@ impl From<&'static str> for Refused {
 
 impl From<&Error> for Refused {
     fn from(error: &Error) -> Self {
-        let word = match error.is_malformed() {
-            true => "invalid_payload",
-            false => "invalid_data",
+        let word = if error.is_malformed() {
+            "invalid_payload"
+        } else {
+            "invalid_data"
         };
         Self::new(word, error.to_string())
     }

@@ -468,9 +468,10 @@ impl Source for MadeUp {
         };
         let found = rows.iter().filter(fits).cloned();
         let limit = query.limit.min(1000);
-        Ok(match query.newest_first {
-            true => found.rev().take(limit).collect(),
-            false => found.take(limit).collect(),
+        Ok(if query.newest_first {
+            found.rev().take(limit).collect()
+        } else {
+            found.take(limit).collect()
         })
     }
 
@@ -511,9 +512,10 @@ impl Source for MadeUp {
         let (sender, pieces) = unbounded();
         let first = "listening on 10.0.0.7:8080\n<script>document.title = 'wrong'</script>\n";
         sender.send(Written::Out(first.into())).unwrap();
-        match follow {
-            true => self.writers.lock().unwrap().push(sender),
-            false => sender.send(Written::End(None)).unwrap(),
+        if follow {
+            self.writers.lock().unwrap().push(sender)
+        } else {
+            sender.send(Written::End(None)).unwrap()
         }
         Ok(Box::new(move |limit| pieces.recv_timeout(limit).ok()))
     }

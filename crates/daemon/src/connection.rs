@@ -89,9 +89,10 @@ impl ServerArgs {
     pub fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
         let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
         // No value is needed from the file of contexts, so the file may even be wrong.
-        let found = match complete && self.context.is_none() {
-            true => None,
-            false => self.find_context(stop)?,
+        let found = if complete && self.context.is_none() {
+            None
+        } else {
+            self.find_context(stop)?
         };
         let context = found.unwrap_or_default();
         let path = |given: &Option<PathBuf>, in_context: &str, flag: &str, variable: &str| match given {
@@ -110,9 +111,10 @@ impl ServerArgs {
             crl.crl = lists.filter(|file| !file.is_empty()).map(PathBuf::from).collect();
         }
         // Without any address the client uses the names in the CA certificate.
-        let connect = match self.connect.is_empty() {
-            true => context.addresses()?,
-            false => self.connect.clone(),
+        let connect = if self.connect.is_empty() {
+            context.addresses()?
+        } else {
+            self.connect.clone()
         };
         Ok(Reached {
             connect,
@@ -313,9 +315,10 @@ impl Connection {
         let (config, renewal) = reached.config(|identity| {
             let named = self.role.unwrap_or(identity.roles());
             let advertised = self.role.unwrap_or(named & roles);
-            match !advertised.is_empty() && roles.contains(advertised) {
-                true => Ok(advertised),
-                false => Err(wrong_role(&cert, named, roles)),
+            if !advertised.is_empty() && roles.contains(advertised) {
+                Ok(advertised)
+            } else {
+                Err(wrong_role(&cert, named, roles))
             }
         })?;
         Ok((config.given(self.uuid, ClientConfig::uuid), renewal))
@@ -396,9 +399,10 @@ impl<'a> Watch<'a> {
         let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
         loop {
             // This short timer only runs while there is no session, whose reason is then noted.
-            let look = match client.is_connected() {
-                true => crossbeam_channel::never(),
-                false => crossbeam_channel::after(POLL),
+            let look = if client.is_connected() {
+                crossbeam_channel::never()
+            } else {
+                crossbeam_channel::after(POLL)
             };
             crossbeam_channel::select! {
                 recv(client.events()) -> came => return event(came.ok()),

@@ -130,9 +130,10 @@ impl CrlArgs {
         let trust = Trust::load(ca)?;
         if self.crl.is_empty() {
             // Otherwise a user would believe that revoked certificates are refused.
-            return match self.crl_strict {
-                true => Err(Failure::usage("--crl-strict needs a revocation list: give --crl")),
-                false => Ok(trust),
+            return if self.crl_strict {
+                Err(Failure::usage("--crl-strict needs a revocation list: give --crl"))
+            } else {
+                Ok(trust)
             };
         }
         let (mut all, mut alone) = (Vec::new(), None);

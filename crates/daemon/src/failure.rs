@@ -52,10 +52,7 @@ impl Failure {
 
     /// This failure, printed as JSON if `json` is set.
     pub fn in_json(self, json: bool) -> Self {
-        match json {
-            true => Self::Json(Box::new(self)),
-            false => self,
-        }
+        if json { Self::Json(Box::new(self)) } else { self }
     }
 
     /// This failure with further advice in its message. An exit code without a message stays as it is.

@@ -42,9 +42,10 @@ pub fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, String> {
     // a revocation list would revoke further certificates.
     let read = from.take(most + 1).read_to_end(&mut bytes);
     read.map_err(|e| e.to_string())?;
-    match bytes.len() as u64 > most {
-        true => Err(format!("it is longer than {most} bytes")),
-        false => Ok(bytes),
+    if bytes.len() as u64 > most {
+        Err(format!("it is longer than {most} bytes"))
+    } else {
+        Ok(bytes)
     }
 }
 

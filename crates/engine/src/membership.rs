@@ -166,9 +166,12 @@ impl Documents {
 
     fn ask(&self, order: impl FnOnce(Sender<Result<u64, EngineError>>) -> Order) -> Result<u64, EngineError> {
         let (reply, answer) = bounded(1);
-        let why = |has_ended| match has_ended {
-            true => "this process has left the cluster".to_owned(),
-            false => "it has too much to do".to_owned(),
+        let why = |has_ended| {
+            if has_ended {
+                "this process has left the cluster".to_owned()
+            } else {
+                "it has too much to do".to_owned()
+            }
         };
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(WRITING);

@@ -143,10 +143,13 @@ impl World {
                 0..=2 => Event::Pause(length),
                 3 | 4 => Event::Crash(length),
                 5 | 6 => Event::Away(length),
-                _ => match world.random.chance(50) {
-                    true => Event::Forget,
-                    false => Event::Lose,
-                },
+                _ => {
+                    if world.random.chance(50) {
+                        Event::Forget
+                    } else {
+                        Event::Lose
+                    }
+                }
             };
             let at = world.random.below(count);
             // Faults apply to any incarnation.

@@ -84,9 +84,10 @@ impl<S: Service> Door<S> {
     fn answer(&self, stream: &Arc<Limited>, newcomer: &Newcomer) -> io::Result<()> {
         // An unknown listener counts as one that other hosts reach, so it requires TLS.
         let is_local = self.local.get(newcomer.listener()).copied().unwrap_or(false);
-        let (mut halves, proved) = match is_local {
-            true => (plain(Arc::clone(stream) as _, self.pool.clone()), Ok(Vec::new())),
-            false => self.secure(stream).map_err(|e| self.log(newcomer, "no TLS", e))?,
+        let (mut halves, proved) = if is_local {
+            (plain(Arc::clone(stream) as _, self.pool.clone()), Ok(Vec::new()))
+        } else {
+            self.secure(stream).map_err(|e| self.log(newcomer, "no TLS", e))?
         };
         let request = self.receive(&mut halves, stream)?;
         let is_head = matches!(&request, Ok(request) if request.is_head());
@@ -133,9 +134,10 @@ impl<S: Service> Door<S> {
         halves.transmit.transmit(&parts)?;
         if let Some((place, body)) = body {
             // From now on the connection is not closed to make room, and a stop ends it as a stream.
-            return match newcomer.admitted() {
-                true => place.run(Stream::new(Arc::clone(stream), halves), body),
-                false => Err(io::ErrorKind::ConnectionAborted.into()),
+            return if newcomer.admitted() {
+                place.run(Stream::new(Arc::clone(stream), halves), body)
+            } else {
+                Err(io::ErrorKind::ConnectionAborted.into())
             };
         }
         halves.transmit.finish()?;
@@ -168,9 +170,10 @@ impl<S: Service> Door<S> {
         let why = || format!("the certificate's role is {roles}, it must be {}", self.roles);
         // A wrong role does not fail the handshake, so that the client receives the reason as an
         // answer.
-        let proved = match self.roles.is_empty() || roles.intersects(self.roles) {
-            true => Ok(secured.peer),
-            false => Err(Refused::new(403, why())),
+        let proved = if self.roles.is_empty() || roles.intersects(self.roles) {
+            Ok(secured.peer)
+        } else {
+            Err(Refused::new(403, why()))
         };
         Ok((secured.halves, proved))
     }

@@ -205,12 +205,13 @@ impl Answer {
         let permit = Arc::clone(large);
         // One count is that of the owner of `large`. Two threads that are here at the same time may
         // each count the other's clone, so there may be fewer large answers than `most`, never more.
-        match Arc::strong_count(&permit) - 1 > most {
-            true => Err(Refused::new(
+        if Arc::strong_count(&permit) - 1 > most {
+            Err(Refused::new(
                 503,
                 format!("{most} large answers are under way; try again later"),
-            )),
-            false => Ok(permit),
+            ))
+        } else {
+            Ok(permit)
         }
     }
 

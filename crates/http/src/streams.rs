@@ -128,13 +128,12 @@ impl Place {
         for finished in state.threads.extract_if(.., |thread| thread.is_finished()) {
             let _ = finished.join();
         }
-        match state.closed {
-            false => state.threads.push(thread),
+        if state.closed {
             // A stop in the meantime has shut the socket down, but could not join this thread.
-            true => {
-                drop(state);
-                let _ = thread.join();
-            }
+            drop(state);
+            let _ = thread.join();
+        } else {
+            state.threads.push(thread);
         }
         Ok(())
     }

@@ -343,9 +343,10 @@ impl Networks {
         let links: Vec<Link> = tools::json("ip", &["link", "show", "dev", device])
             .map_err(|why| format!("the underlay {device}: {why}"))?;
         let is_up = |link: &Link| link.is_up() && link.operstate != "DOWN";
-        match links.iter().all(is_up) {
-            true => Ok(()),
-            false => Err(format!("the underlay {device} is down")),
+        if links.iter().all(is_up) {
+            Ok(())
+        } else {
+            Err(format!("the underlay {device} is down"))
         }
     }
 
@@ -474,12 +475,14 @@ impl Networks {
 /// Adds an instance that a former agent has launched.
 fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: i32) -> Result<(), String> {
     let namespace = Namespace::of(pid)?;
-    let end = match namespace.is_own() {
-        false => End::Process(namespace),
-        // The process is in the host's namespace. A port shows that it is a machine. A process
-        // without a port was started before the node had networks, and gets no address.
-        true if links.iter().any(|link| link.ifname == port_name(instance)) => End::Machine(0),
-        true => return Err("it has no interface of its own until it is started again".into()),
+    let end = if !namespace.is_own() {
+        End::Process(namespace)
+    } else if links.iter().any(|link| link.ifname == port_name(instance)) {
+        // The process is in the host's namespace, and a port shows that it is a machine.
+        End::Machine(0)
+    } else {
+        // A process without a port was started before the node had networks, and gets no address.
+        return Err("it has no interface of its own until it is started again".into());
     };
     match (to, end) {
         (Attachment::Underlay(interface), End::Process(namespace)) => {

@@ -42,9 +42,10 @@ pub(crate) fn path_of(namespace: &File) -> String {
 /// The elements of a set or a map, in the syntax of its definition.
 pub(crate) fn elements(all: impl Iterator<Item = String>) -> String {
     let all: Vec<_> = all.collect();
-    match all.is_empty() {
-        true => String::new(),
-        false => format!("elements = {{ {} }}", all.join(", ")),
+    if all.is_empty() {
+        String::new()
+    } else {
+        format!("elements = {{ {} }}", all.join(", "))
     }
 }
 
@@ -80,9 +81,12 @@ pub(crate) fn anyway(tool: &str, batch: &str) -> Result<(), String> {
     let lines: Vec<_> = batch.lines().collect();
     let ran = lines.chunks(BATCH).map(|lines| {
         let ran = batch_of(Command::new(tool).arg("-force"), &lines.join("\n"));
-        ran.or_else(|why| match why.split("; ").all(is_about_absence) {
-            true => Ok(()),
-            false => Err(why),
+        ran.or_else(|why| {
+            if why.split("; ").all(is_about_absence) {
+                Ok(())
+            } else {
+                Err(why)
+            }
         })
     });
     ran.fold(Ok(()), Result::and)

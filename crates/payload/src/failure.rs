@@ -78,9 +78,10 @@ impl CommandSubject {
         // User data may have such keys as well. The command is the document with an instance.
         let names_instance = |subject: &Self| !subject.instance_uuid.is_empty();
         let best = found.iter().position(names_instance).unwrap_or(0);
-        match found.is_empty() {
-            true => Self::default(),
-            false => found.swap_remove(best),
+        if found.is_empty() {
+            Self::default()
+        } else {
+            found.swap_remove(best)
         }
     }
 }
@@ -320,10 +321,7 @@ macro_rules! reasons {
         impl From<&Error> for $reason {
             fn from(error: &Error) -> Self {
                 // The first means that the sender cannot write YAML, the second that a value is wrong.
-                match error.is_malformed() {
-                    true => Self::InvalidPayload,
-                    false => Self::InvalidData,
-                }
+                if error.is_malformed() { Self::InvalidPayload } else { Self::InvalidData }
             }
         }
     };

@@ -22,9 +22,10 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     if Id::uuid_in(name).is_some() {
         return Err("a name is not a UUID");
     }
-    match is_word(name, b"._-") {
-        true => Ok(()),
-        false => Err("a name has 1 to 63 letters, digits, '.', '_' and '-', a letter or a digit first"),
+    if is_word(name, b"._-") {
+        Ok(())
+    } else {
+        Err("a name has 1 to 63 letters, digits, '.', '_' and '-', a letter or a digit first")
     }
 }
 
@@ -40,9 +41,10 @@ pub fn check_label(key: &str, value: &str) -> Result<(), &'static str> {
         );
     }
     // Values are printed on terminals, where control characters could forge lines.
-    match value.len() <= MAX_LABEL && printable(value) == value {
-        true => Ok(()),
-        false => Err("the value of a label has at most 63 bytes, and nothing in it that does not show"),
+    if value.len() <= MAX_LABEL && printable(value) == value {
+        Ok(())
+    } else {
+        Err("the value of a label has at most 63 bytes, and nothing in it that does not show")
     }
 }
 
@@ -57,9 +59,10 @@ fn is_word(text: &str, others: &[u8]) -> bool {
 
 pub(crate) fn read_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
-    match name.is_empty() {
-        true => Ok(name),
-        false => check_name(&name).map(|()| name).map_err(de::Error::custom),
+    if name.is_empty() {
+        Ok(name)
+    } else {
+        check_name(&name).map(|()| name).map_err(de::Error::custom)
     }
 }
 

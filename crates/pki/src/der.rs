@@ -96,9 +96,10 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
 pub(crate) fn moment(time: &ASN1Time) -> Option<SystemTime> {
     let seconds = time.timestamp();
     let distance = Duration::from_secs(seconds.unsigned_abs());
-    match seconds < 0 {
-        true => UNIX_EPOCH.checked_sub(distance),
-        false => UNIX_EPOCH.checked_add(distance),
+    if seconds < 0 {
+        UNIX_EPOCH.checked_sub(distance)
+    } else {
+        UNIX_EPOCH.checked_add(distance)
     }
 }
 

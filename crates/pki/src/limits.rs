@@ -84,10 +84,11 @@ pub(crate) fn check(
 
 /// Checks that the key usage of an authority allows keyCertSign.
 pub(crate) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
-    match der::key_may(issuer, KeyUsage::key_cert_sign)? {
-        true => Ok(()),
-        false => Err(Fault::NotAuthority {
+    if der::key_may(issuer, KeyUsage::key_cert_sign)? {
+        Ok(())
+    } else {
+        Err(Fault::NotAuthority {
             subject: der::distinguished_name(issuer.subject()),
-        }),
+        })
     }
 }

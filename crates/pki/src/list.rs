@@ -60,9 +60,10 @@ impl RevocationList {
             return Ok(vec![Self::from_der(&bytes.to_vec().into())?]);
         }
         let lists = store::Sections::read(bytes)?.revocation_lists;
-        match lists.is_empty() {
-            true => Err(Fault::NoRevocationList),
-            false => lists.iter().map(Self::from_der).collect(),
+        if lists.is_empty() {
+            Err(Fault::NoRevocationList)
+        } else {
+            lists.iter().map(Self::from_der).collect()
         }
     }
 

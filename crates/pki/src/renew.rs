@@ -77,14 +77,13 @@ impl Authority {
         }
         let mut wanted = same_request(&before)?;
         wanted.days = request.days.unwrap_or_else(|| days_of(&before));
-        let issued = match request.keep_key {
-            true => self.issue_for(&wanted, || key_pair(&key).map_err(unfit))?,
-            false => {
-                wanted.key = KeyKind::of(&before).ok_or_else(|| {
-                    BadRequest::Renewal(format!("new keys of the kind {} cannot be made", before.key))
-                })?;
-                self.issue(&wanted)?
-            }
+        let issued = if request.keep_key {
+            self.issue_for(&wanted, || key_pair(&key).map_err(unfit))?
+        } else {
+            wanted.key = KeyKind::of(&before).ok_or_else(|| {
+                BadRequest::Renewal(format!("new keys of the kind {} cannot be made", before.key))
+            })?;
+            self.issue(&wanted)?
         };
         let mut text = issued.certificate_pem().to_owned();
         text.push_str(&further_certificates(&pem).map_err(unfit)?);

@@ -171,14 +171,14 @@ impl Authority {
             let issuer = certificate.issuer.clone();
             return Err(Fault::UnknownIssuer { issuer });
         }
-        match self.has_signed(&certificate.der)? {
-            // The authority's own certificate from before a renewal.
-            true if certificate.is_authority && certificate.subject == self.info.subject => {
-                Err(Fault::AuthorityAsPeer)
-            }
-            true => Ok(()),
-            false => Err(Fault::BadSignature),
+        if !self.has_signed(&certificate.der)? {
+            return Err(Fault::BadSignature);
         }
+        // The authority's own certificate from before a renewal.
+        if certificate.is_authority && certificate.subject == self.info.subject {
+            return Err(Fault::AuthorityAsPeer);
+        }
+        Ok(())
     }
 
     fn has_signed(&self, der: &[u8]) -> Result<bool, Fault> {

@@ -33,9 +33,10 @@ impl CertificateRequest {
         // The authority chooses the number.
         params.serial_number = None;
         let had_key = fs::symlink_metadata(key).is_ok();
-        let pair = match had_key {
-            true => load_key(key)?,
-            false => generate(self.key)?,
+        let pair = if had_key {
+            load_key(key)?
+        } else {
+            generate(self.key)?
         };
         let made = params.serialize_request(&pair).map_err(crypto)?;
         let pem = made.pem().map_err(crypto)?;

@@ -197,9 +197,10 @@ fn check_single(
         None => {
             let own = trust.authorities().iter().find(|own| own.der == *cert)?;
             let at = UNIX_EPOCH + Duration::from_secs(now.as_secs());
-            match may_be(own) {
-                true => own.check_validity(at).map_err(refused),
-                false => Err(CertificateError::InvalidPurpose.into()),
+            if may_be(own) {
+                own.check_validity(at).map_err(refused)
+            } else {
+                Err(CertificateError::InvalidPurpose.into())
             }
         }
     };

@@ -69,9 +69,10 @@ impl<'a> Version1<'a> {
         let usable = algorithms().mapping.iter().find(of_scheme);
         let usable = usable.map_or(&[][..], |(_, algorithms)| algorithms);
         let key = PublicKey::read(self.0.public_key().raw).ok_or(CertificateError::BadEncoding)?;
-        match key.has_signed(message, signed.signature(), usable.iter().copied()) {
-            true => Ok(HandshakeSignatureValid::assertion()),
-            false => Err(CertificateError::BadSignature.into()),
+        if key.has_signed(message, signed.signature(), usable.iter().copied()) {
+            Ok(HandshakeSignatureValid::assertion())
+        } else {
+            Err(CertificateError::BadSignature.into())
         }
     }
 }

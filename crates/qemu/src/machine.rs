@@ -89,10 +89,11 @@ impl Emulator {
         let host = std::env::consts::ARCH;
         let find = |arch: &'static str| {
             let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
-            let kvm = match arch == host {
-                // KVM runs only code of the host's own architecture.
-                true => kvm_for(user),
-                false => Err(format!("this host is not {arch}")),
+            // KVM runs only code of the host's own architecture.
+            let kvm = if arch == host {
+                kvm_for(user)
+            } else {
+                Err(format!("this host is not {arch}"))
             };
             Some(Self {
                 path,

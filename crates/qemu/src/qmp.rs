@@ -95,9 +95,10 @@ impl Qmp {
             }
             if let Some(error) = line.get("error") {
                 let why = error["desc"].as_str().unwrap_or_default();
-                let kind = match error["class"] == "DeviceNotFound" {
-                    true => io::ErrorKind::NotFound,
-                    false => io::ErrorKind::Other,
+                let kind = if error["class"] == "DeviceNotFound" {
+                    io::ErrorKind::NotFound
+                } else {
+                    io::ErrorKind::Other
                 };
                 return Err(io::Error::new(kind, format!("{command}: {why}")));
             }

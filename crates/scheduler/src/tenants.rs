@@ -254,9 +254,10 @@ impl TenantTable {
                 addresses: BTreeMap::new(),
                 ..there.clone()
             } == record;
-            return match is_same {
-                true => Ok(false),
-                false => Err((Refusal::Taken, format!("there is a tenant {name} already"))),
+            return if is_same {
+                Ok(false)
+            } else {
+                Err((Refusal::Taken, format!("there is a tenant {name} already")))
             };
         }
         if tenants.len() >= MAX_TENANTS {
@@ -291,12 +292,13 @@ impl TenantTable {
             name.len() + TENANT_LEN + ADDRESS_LEN * record.addresses.len()
         };
         let all: usize = self.table.tenants.iter().map(len).sum();
-        match all + bytes <= MAX_LEN {
-            true => Ok(()),
-            false => Err((
+        if all + bytes <= MAX_LEN {
+            Ok(())
+        } else {
+            Err((
                 Refusal::AtLimit,
                 "the table of tenants would be longer than 1 MiB".to_owned(),
-            )),
+            ))
         }
     }
 
@@ -319,12 +321,13 @@ impl TenantTable {
         // An instance has one address, so a repeated request must not lease a second one.
         if let Some((tenant, ip)) = self.instances.get(&instance) {
             let is_it = *tenant == asked.name && (wanted.is_empty() || wanted == ip.to_string());
-            return match is_it {
-                true => Ok(false),
-                false => Err((
+            return if is_it {
+                Ok(false)
+            } else {
+                Err((
                     Refusal::Taken,
                     format!("instance {instance} has {ip} of tenant {tenant}"),
-                )),
+                ))
             };
         }
         self.check_room(ADDRESS_LEN)?;

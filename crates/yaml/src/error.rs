@@ -223,9 +223,10 @@ impl Segment {
     /// A key. If it has unusual characters, it is quoted and escaped, so that it can be printed.
     pub fn key(key: &str) -> Self {
         let plain = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
-        Self::Key(match plain {
-            true => shortened(key),
-            false => format!("{:?}", shortened(key)),
+        Self::Key(if plain {
+            shortened(key)
+        } else {
+            format!("{:?}", shortened(key))
         })
     }
 }

@@ -81,9 +81,10 @@ impl Node<'_> {
 
     fn integer(&self, minimum: i128, maximum: i128) -> Result<i128, Error> {
         let number = self.scalar(integer, "an integer")?;
-        match (minimum..=maximum).contains(&number) {
-            true => Ok(number),
-            false => Err(self.expected(&format!("an integer from {minimum} to {maximum}"))),
+        if (minimum..=maximum).contains(&number) {
+            Ok(number)
+        } else {
+            Err(self.expected(&format!("an integer from {minimum} to {maximum}")))
         }
     }
 

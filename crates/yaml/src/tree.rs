@@ -366,9 +366,10 @@ impl<'a> Builder<'a> {
 
     /// Checks the depth of a value with `height` maps and lists inside each other.
     fn check_depth(&self, height: usize, position: Position) -> Result<(), Error> {
-        match self.open.len() + height > MAX_DEPTH {
-            true => Err(too_many("maps and lists inside each other", MAX_DEPTH as u64).at(position)),
-            false => Ok(()),
+        if self.open.len() + height > MAX_DEPTH {
+            Err(too_many("maps and lists inside each other", MAX_DEPTH as u64).at(position))
+        } else {
+            Ok(())
         }
     }
 

@@ -79,9 +79,10 @@ fn the_path_length_of_a_trusted_authority_counts() {
             );
             // Some peers show the trusted authority as well.
             for _ in 0..2 {
-                let expected = match between <= allowed {
-                    true => Ok(()),
-                    false => Err(Fault::PathTooLong),
+                let expected = if between <= allowed {
+                    Ok(())
+                } else {
+                    Err(Fault::PathTooLong)
                 };
                 assert_eq!(trust.verify(&chain).map(drop), expected, "{length:?} {between}");
                 chain.push(root.der.clone());

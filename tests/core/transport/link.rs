@@ -134,9 +134,10 @@ impl Decode for Refuses {
     type Error = io::Error;
 
     fn decode(&mut self, input: &mut BytesMut, _: &mut Vec<Bytes>) -> io::Result<()> {
-        match input.is_empty() {
-            true => Ok(()),
-            false => Err(io::Error::other("refused")),
+        if input.is_empty() {
+            Ok(())
+        } else {
+            Err(io::Error::other("refused"))
         }
     }
 

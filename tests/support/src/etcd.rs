@@ -99,10 +99,11 @@ impl EtcdProcess {
     fn wait(&mut self, at: usize, is_clear: bool) {
         let end = Instant::now() + LIMIT;
         loop {
-            let answer = match is_clear {
-                true => self.post(at, "/v3/kv/range", r#"{"key":"eA=="}"#),
-                false => TcpStream::connect(self.members[at].client.address())
-                    .map_or_else(|e| e.to_string(), |_| "header".to_owned()),
+            let answer = if is_clear {
+                self.post(at, "/v3/kv/range", r#"{"key":"eA=="}"#)
+            } else {
+                TcpStream::connect(self.members[at].client.address())
+                    .map_or_else(|e| e.to_string(), |_| "header".to_owned())
             };
             if answer.contains("header") {
                 return;

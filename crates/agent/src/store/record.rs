@@ -95,9 +95,10 @@ impl Record {
     /// The time since the record was written. After a reboot it is the time since the boot, which is
     /// less than the true age.
     pub(super) fn age(&self) -> Duration {
-        let since = match self.written_boot == boot_id() {
-            true => self.written_uptime,
-            false => 0,
+        let since = if self.written_boot == boot_id() {
+            self.written_uptime
+        } else {
+            0
         };
         Duration::from_secs(uptime().saturating_sub(since))
     }

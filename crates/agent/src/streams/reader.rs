@@ -63,10 +63,7 @@ impl Reader {
             self.dir = found(openat(CWD, &wanted.dir, flags, Mode::empty()))?;
         }
         let Some(dir) = &self.dir else {
-            return Ok(match wanted.over {
-                true => Piece::End,
-                false => Piece::NotYet,
-            });
+            return Ok(if wanted.over { Piece::End } else { Piece::NotYet });
         };
         let mut next = Piece::End;
         for at in 0..self.logs.len() {
@@ -135,10 +132,12 @@ impl Log {
             match self.stage {
                 Stage::Unopened => {
                     self.parts = parts(dir, self.name)?;
-                    match self.parts.is_empty() {
-                        false => self.stage = self.first_stage(open.tail),
-                        true if open.follow && !wanted.over => return Ok(Piece::NotYet),
-                        true => return Ok(Piece::End),
+                    if !self.parts.is_empty() {
+                        self.stage = self.first_stage(open.tail);
+                    } else if open.follow && !wanted.over {
+                        return Ok(Piece::NotYet);
+                    } else {
+                        return Ok(Piece::End);
                     }
                 }
                 Stage::Seeking { part, before, ends } => {
@@ -276,9 +275,10 @@ impl Part {
     fn read(&mut self, room: usize, beyond: bool) -> io::Result<Bytes> {
         // A stream that does not follow contains only the output before its beginning. Otherwise an
         // instance that writes fast enough would keep the stream open for ever.
-        let length = match beyond {
-            true => self.file.metadata()?.len(),
-            false => self.length,
+        let length = if beyond {
+            self.file.metadata()?.len()
+        } else {
+            self.length
         };
         let left = length.saturating_sub(self.at);
         let mut bytes = vec![0; room.min(usize::try_from(left).unwrap_or(room))];
@@ -350,9 +350,10 @@ fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     };
     // The check follows the opening and uses the descriptor, because the file could be replaced
     // between a check of the name and the opening.
-    match file.metadata()?.is_file() {
-        true => Ok(Some(file)),
-        false => Err(io::Error::other(format!("{name} is not a regular file"))),
+    if file.metadata()?.is_file() {
+        Ok(Some(file))
+    } else {
+        Err(io::Error::other(format!("{name} is not a regular file")))
     }
 }
 

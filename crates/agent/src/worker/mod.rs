@@ -344,9 +344,10 @@ impl Pool {
             state.idle += 1;
             // Sleep until a job under way becomes slow and gives up its place.
             let begun = state.begun.values().filter(quick).min();
-            let first = match state.ready.is_empty() {
-                true => None,
-                false => begun.map(|begun| (*begun + SLOW).saturating_duration_since(now)),
+            let first = if state.ready.is_empty() {
+                None
+            } else {
+                begun.map(|begun| (*begun + SLOW).saturating_duration_since(now))
             };
             queues = match first {
                 Some(wait) => {

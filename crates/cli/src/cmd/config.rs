@@ -187,10 +187,7 @@ fn check(command: &Command, args: &Check) -> Result<(), Failure> {
         is_right &= problems.is_empty();
         even_unread(print_problems(file, &problems, args.json))?;
     }
-    match is_right {
-        true => Ok(()),
-        false => Err(Failure::Silent(1)),
-    }
+    if is_right { Ok(()) } else { Err(Failure::Silent(1)) }
 }
 
 /// Prints a line for each problem of a file, or that there is none.
@@ -203,12 +200,13 @@ fn print_problems(file: &Path, problems: &[Problem], as_json: bool) -> Result<()
         (false, _) => {}
     }
     for problem in problems {
-        match as_json {
-            true => output.json(json!({
+        if as_json {
+            output.json(json!({
                 "file": name, "ok": false, "problem": problem.what,
                 "line": problem.at.map(|at| at.line), "column": problem.at.map(|at| at.column),
-            }))?,
-            false => output.line(printable(&problem.of(file)))?,
+            }))?
+        } else {
+            output.line(printable(&problem.of(file)))?
         }
     }
     output.flush()
@@ -283,12 +281,11 @@ fn example(command: &Command, daemon: Name) -> Result<String, Failure> {
         };
         text.push('\n');
         text.push_str(&comment(arg));
-        match is_repeated(arg) {
-            true => {
-                text.push_str(&format!("{mark}{key}:\n"));
-                text.extend(values.iter().map(|value| format!("{mark}- {value}\n")));
-            }
-            false => text.push_str(&format!("{mark}{key}: {}\n", values.join(" "))),
+        if is_repeated(arg) {
+            text.push_str(&format!("{mark}{key}:\n"));
+            text.extend(values.iter().map(|value| format!("{mark}- {value}\n")));
+        } else {
+            text.push_str(&format!("{mark}{key}: {}\n", values.join(" ")))
         }
     }
     Ok(text)

@@ -97,11 +97,10 @@ fn list(as_json: bool) -> Result<(), Failure> {
             "server_name": context.server_name,
         })
     };
-    match rows.is_empty() && !as_json {
-        true => print_line(
-            "there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`",
-        ),
-        false => table::print(as_json, COLUMNS, &contexts, &rows, value),
+    if rows.is_empty() && !as_json {
+        print_line("there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`")
+    } else {
+        table::print(as_json, COLUMNS, &contexts, &rows, value)
     }
 }
 

@@ -45,10 +45,11 @@ const COLUMNS: Columns<(Filter, Rules), FrameKind> = &[
     ("type", |_, kind| kind.frame_type.to_string()),
     ("operand", |_, kind| kind.to_string()),
     ("number", |_, kind| format!("{:#04x}", kind.operand)),
-    ("from", |(filter, _), kind| match kind.is_handshake() {
-        true => "the handshake".into(),
+    ("from", |(filter, _), kind| if kind.is_handshake() {
+        "the handshake".into()
+    } else {
         // A kind that no client may send comes from the server alone.
-        false => whom(senders(filter, *kind), "the scheduler"),
+        whom(senders(filter, *kind), "the scheduler")
     }),
     ("to", |(_, rules), kind| match rules.receivers(*kind) {
         Some(to) if !kind.is_handshake() => whom(to, "-"),

@@ -113,9 +113,10 @@ fn send(args: Args) -> Result<(), Failure> {
     }
     let name = operands.show(kind).to_string();
     if !operands.may_be_sent(kind) {
-        let why = match operands.is_request(kind) {
-            true => "is a request, which `ssntp request` sends",
-            false => "cannot be sent: it belongs to the handshake, or needs --application",
+        let why = if operands.is_request(kind) {
+            "is a request, which `ssntp request` sends"
+        } else {
+            "cannot be sent: it belongs to the handshake, or needs --application"
         };
         return Err(Failure::usage(format_args!("{name} {why}")));
     }
@@ -505,9 +506,10 @@ fn one_of(role: Role) -> String {
 
 /// The meaning of an error frame for a client that sends as `role`, in words.
 fn refusal(frame: &Frame, role: Role) -> Failure {
-    let told = match frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
-        true => frame.payload::<InvalidFrameType>().ok(),
-        false => None,
+    let told = if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
+        frame.payload::<InvalidFrameType>().ok()
+    } else {
+        None
     };
     let Some(told) = told else {
         // The error of a command is one line.
@@ -559,9 +561,10 @@ fn lines() -> Result<Receiver<Result<Bytes, Failure>>, Failure> {
                 Ok(0) => return,
                 Ok(_) => {
                     line.pop_if(|last| *last == b'\n');
-                    match line.len() as u64 > limit {
-                        true => Err(Failure::new(format!("a line is longer than {limit} bytes"))),
-                        false => Ok(Bytes::from(line)),
+                    if line.len() as u64 > limit {
+                        Err(Failure::new(format!("a line is longer than {limit} bytes")))
+                    } else {
+                        Ok(Bytes::from(line))
                     }
                 }
                 Err(e) => Err(Failure::new(format!("standard input: {e}"))),

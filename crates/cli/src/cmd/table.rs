@@ -21,9 +21,10 @@ pub(crate) fn table<'a, X, T: 'a>(
     rows: impl Iterator<Item = &'a T>,
 ) -> Table {
     let mut table = Table::new();
-    table.load_style(match has_lines {
-        true => presets::UTF8_FULL_CONDENSED,
-        false => presets::NOTHING,
+    table.load_style(if has_lines {
+        presets::UTF8_FULL_CONDENSED
+    } else {
+        presets::NOTHING
     });
     table.set_header(columns.iter().map(|(heading, _)| *heading));
     table.add_rows(rows.map(|row| columns.iter().map(|(_, text)| printable(&text(x, row)))));
@@ -42,9 +43,10 @@ pub(crate) fn list<'a, X, T: 'a>(columns: Columns<X, T>, x: &X, rows: impl Itera
     let table = table(std::io::stdout().is_terminal(), columns, x, rows);
     let text = table.trim_fmt();
     let widest = text.lines().map(|line| line.chars().count()).max();
-    match terminal_size().is_none_or(|(width, _)| widest.unwrap_or(0) <= width) {
-        true => text,
-        false => records(&table),
+    if terminal_size().is_none_or(|(width, _)| widest.unwrap_or(0) <= width) {
+        text
+    } else {
+        records(&table)
     }
 }
 
@@ -56,9 +58,10 @@ pub(crate) fn text<'a, X, T: 'a>(
     rows: impl Iterator<Item = &'a T>,
     value: impl Fn(&T) -> Value,
 ) -> String {
-    match json {
-        true => printable_json(&rows.map(value).collect::<Value>().to_string()),
-        false => list(columns, x, rows),
+    if json {
+        printable_json(&rows.map(value).collect::<Value>().to_string())
+    } else {
+        list(columns, x, rows)
     }
 }
 
@@ -75,9 +78,10 @@ pub(crate) fn print<X, T>(
 
 /// Prints rows that came as JSON: a line each for a program, a [`list`] for people.
 pub(crate) fn print_values(json: bool, columns: Columns<(), Value>, rows: &[Value]) -> Result<(), Failure> {
-    match json {
-        true => print_json_lines(rows),
-        false => print_line(list(columns, &(), rows.iter())),
+    if json {
+        print_json_lines(rows)
+    } else {
+        print_line(list(columns, &(), rows.iter()))
     }
 }
 

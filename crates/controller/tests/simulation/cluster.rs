@@ -79,9 +79,10 @@ impl Cluster {
                 }
             }
             Command::Ask(uuid) => {
-                let answer = match self.known.contains_key(&uuid) {
-                    true => Answer::There,
-                    false => not_started("full_cloud", false),
+                let answer = if self.known.contains_key(&uuid) {
+                    Answer::There
+                } else {
+                    not_started("full_cloud", false)
                 };
                 self.answers.push_back((uuid, answer));
             }

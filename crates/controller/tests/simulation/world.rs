@@ -283,9 +283,10 @@ impl World {
         if nodes && self.random.happens(10) {
             let all: Vec<_> = self.cluster.nodes.keys().copied().collect();
             let one = all[self.random.below(all.len() as u64) as usize];
-            match self.random.happens(300) {
-                true => self.cluster.destroy(one, now, &mut self.random),
-                false => self.cluster.disconnect(one, now, &mut self.random),
+            if self.random.happens(300) {
+                self.cluster.destroy(one, now, &mut self.random)
+            } else {
+                self.cluster.disconnect(one, now, &mut self.random)
             }
             self.tell(|| format!("node {one} is away"));
         }
@@ -357,9 +358,10 @@ impl World {
 
     /// Advances the time by a moment.
     pub(crate) fn step(&mut self) {
-        self.now += match self.is_calm {
-            true => 1000,
-            false => self.random.between(50, 2500),
+        self.now += if self.is_calm {
+            1000
+        } else {
+            self.random.between(50, 2500)
         };
         while let Some(command) = self.sent.pop_front() {
             if !self.is_calm && self.random.happens(200) {

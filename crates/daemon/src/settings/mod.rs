@@ -341,9 +341,10 @@ impl Settings {
             }
             // A file that is cut short is valid, and sets less than it did.
             let is_default = now.is_default(key) && !self.is_default(key) && PROTECTING.contains(&key);
-            let weaker = match is_default {
-                true => ": this may let in what was refused before",
-                false => "",
+            let weaker = if is_default {
+                ": this may let in what was refused before"
+            } else {
+                ""
             };
             changed.push(format!("{key} was {old}, and is {new} from now on{weaker}"));
         }

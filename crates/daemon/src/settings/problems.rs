@@ -37,9 +37,10 @@ impl Problems {
     ) {
         let check = |path: &PathBuf| {
             let held = identity(path, key.map(PathBuf::as_path))?.roles();
-            match held.intersects(roles) {
-                true => Ok(()),
-                false => Err(wrong_role(path, held, roles)),
+            if held.intersects(roles) {
+                Ok(())
+            } else {
+                Err(wrong_role(path, held, roles))
             }
         };
         self.of("cert", cert.map(check));

@@ -45,13 +45,14 @@ impl Mesh {
             if list.iter().any(|other| other.tunnel_id != entry.tunnel_id) {
                 return Err("the concentrators have different tunnels".into());
             }
-            match address == own {
-                true => me = Some((entry.tunnel_id, in_tunnel)),
-                false => peers.push(Peer {
+            if address == own {
+                me = Some((entry.tunnel_id, in_tunnel))
+            } else {
+                peers.push(Peer {
                     address,
                     in_tunnel,
                     subnet: subnet(&entry.subnet)?,
-                }),
+                })
             }
         }
         match me {

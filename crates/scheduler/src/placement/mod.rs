@@ -258,10 +258,11 @@ impl Placement {
         let Some(slot) = self.by_uuid.get(&uuid).copied() else {
             return;
         };
-        let hostname = match hostname.len() <= MAX_HOSTNAME {
-            // Host names are compared without regard to case.
-            true => hostname.to_ascii_lowercase(),
-            false => String::new(),
+        // Host names are compared without regard to case.
+        let hostname = if hostname.len() <= MAX_HOSTNAME {
+            hostname.to_ascii_lowercase()
+        } else {
+            String::new()
         };
         // A READY usually repeats the name, and then the trees need no change.
         let Some(node) = self.slots[slot].as_mut().filter(|node| node.hostname != hostname) else {
@@ -431,9 +432,10 @@ impl Placement {
 
 impl Node {
     fn state(&self) -> State {
-        match self.suspended.is_empty() {
-            true => self.state,
-            false => State::Closed,
+        if self.suspended.is_empty() {
+            self.state
+        } else {
+            State::Closed
         }
     }
 

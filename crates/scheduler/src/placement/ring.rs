@@ -24,16 +24,14 @@ pub(super) struct Rings {
 
 impl Rings {
     pub(super) fn of(&self, network: bool) -> &Ring {
-        match network {
-            true => &self.network,
-            false => &self.compute,
-        }
+        if network { &self.network } else { &self.compute }
     }
 
     pub(super) fn of_mut(&mut self, network: bool) -> &mut Ring {
-        match network {
-            true => &mut self.network,
-            false => &mut self.compute,
+        if network {
+            &mut self.network
+        } else {
+            &mut self.compute
         }
     }
 

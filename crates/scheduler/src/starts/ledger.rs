@@ -49,9 +49,12 @@ impl Ledger {
     /// Opens the ledger in a directory, which is created if it does not exist, and starts the
     /// thread. Returns the node of each instance that a former scheduler has kept.
     pub(super) fn open(directory: &Path) -> io::Result<(Self, HashMap<Uuid, Uuid>)> {
-        fs::create_dir_all(directory).map_err(|e| match directory.is_file() {
-            true => io::Error::other("it is a file and no directory"),
-            false => e,
+        fs::create_dir_all(directory).map_err(|e| {
+            if directory.is_file() {
+                io::Error::other("it is a file and no directory")
+            } else {
+                e
+            }
         })?;
         // The lock has its own file, because the ledger's file is replaced.
         let lock = File::create(directory.join(LOCK))?;

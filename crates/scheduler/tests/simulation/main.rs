@@ -115,9 +115,10 @@ fn number(name: &str) -> Option<u64> {
 fn each_seed<T: Send>(world: impl Fn(u64, bool) -> Result<T, String> + Sync) -> Vec<T> {
     let first = number("SSNTP_SEED").or(number("SSNTP_FROM")).unwrap_or(0);
     let is_told = number("SSNTP_SEED").is_some();
-    let count = match is_told {
-        true => 1,
-        false => number("SSNTP_SEEDS").unwrap_or(SEEDS),
+    let count = if is_told {
+        1
+    } else {
+        number("SSNTP_SEEDS").unwrap_or(SEEDS)
     };
     let (next, results) = (AtomicU64::new(first), Mutex::new((Vec::new(), Vec::new())));
     let work = || {

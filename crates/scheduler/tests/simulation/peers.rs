@@ -534,17 +534,18 @@ impl Peer {
             if let Some((instance_uuid, workload_agent_uuid)) = known.filter(|_| random.chance(40)) {
                 let (instance_uuid, workload_agent_uuid) = (instance_uuid.into(), workload_agent_uuid.into());
                 let stop = random.chance(30);
-                let frame = match random.chance(50) {
-                    true => Frame::of(&Stop {
+                let frame = if random.chance(50) {
+                    Frame::of(&Stop {
                         instance_uuid,
                         workload_agent_uuid,
                         stop,
-                    }),
-                    false => Frame::of(&Delete {
+                    })
+                } else {
+                    Frame::of(&Delete {
                         instance_uuid,
                         workload_agent_uuid,
                         stop,
-                    }),
+                    })
                 };
                 let text = String::from_utf8_lossy(frame.payload_bytes()).into_owned();
                 return (frame.kind(), text);

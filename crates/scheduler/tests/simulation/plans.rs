@@ -11,9 +11,10 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
     let peers = random.between(2, 9);
     let entities = random.between(2, 6);
     let entities = u32::try_from(entities).unwrap();
-    let longest = match is_long {
-        true => (16 << 20) - 100,
-        false => random.pick(&[100, 100, 2000, 8000, 30_000]),
+    let longest = if is_long {
+        (16 << 20) - 100
+    } else {
+        random.pick(&[100, 100, 2000, 8000, 30_000])
     };
     // Most worlds have few faults, so that many invariants apply.
     let trouble = random.pick(&[0, 30, 60]);
@@ -47,9 +48,10 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
         };
         let frames = random.pick(&[0, most.min(10), most / 2, most]);
         let latest = if random.chance(70) { 300 } else { 20_000 };
-        let role = match random.chance(35) {
-            true => Role::CONTROLLER,
-            false => Role::AGENT,
+        let role = if random.chance(35) {
+            Role::CONTROLLER
+        } else {
+            Role::AGENT
         };
         let begins = Duration::from_micros(random.below(latest) as u64);
         let ending = match random.below(100) {
@@ -73,9 +75,10 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
                 random.below(UNBOUND)
             },
             // Most agents are connected when their controllers begin to start instances.
-            begins: match real && role == Role::CONTROLLER {
-                true => begins + Duration::from_millis(5),
-                false => begins,
+            begins: if real && role == Role::CONTROLLER {
+                begins + Duration::from_millis(5)
+            } else {
+                begins
             },
             pace,
             ending,

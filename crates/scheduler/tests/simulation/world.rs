@@ -131,17 +131,19 @@ impl World {
         };
         // The longest payload. A scheduler accepts only shorter ones.
         let is_long = !scheduler && random.below(150) == 0;
-        let budget = match is_long {
-            true => 64 << 20,
-            false => random.pick(&[64 << 10, 256 << 10, 1 << 20, 64 << 20]),
+        let budget = if is_long {
+            64 << 20
+        } else {
+            random.pick(&[64 << 10, 256 << 10, 1 << 20, 64 << 20])
         };
         let settings = Settings {
             // Half of the smallest limit holds the frames that the application sends by itself.
             queue: Limits {
                 frames: random.pick(&[16, 100, 1000, 1 << 20]),
-                bytes: match is_long {
-                    true => random.pick(&[1 << 20, 16 << 20]),
-                    false => random.pick(&[4 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 1 << 20]),
+                bytes: if is_long {
+                    random.pick(&[1 << 20, 16 << 20])
+                } else {
+                    random.pick(&[4 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 1 << 20])
                 },
             },
             budget: Budget::new(budget),
@@ -192,13 +194,12 @@ impl World {
         let mut plans = plans(&mut random, scheduler, is_long);
         // A world in sixteen has few slots and some silent peers. They have random numbers of
         // their own, so that the other worlds stay what they are.
-        let slots = match seed % 16 == 11 {
-            true => {
-                let mut random = Random::new(!seed);
-                plans.iter_mut().for_each(|plan| plan.silent = random.chance(30));
-                random.between(1, 3)
-            }
-            false => plans.len(),
+        let slots = if seed % 16 == 11 {
+            let mut random = Random::new(!seed);
+            plans.iter_mut().for_each(|plan| plan.silent = random.chance(30));
+            random.between(1, 3)
+        } else {
+            plans.len()
         };
         let is_unmarked = |plan: &Plan| plan.asks || plan.kicks || plan.expires.is_some();
         log.lock().unwrap().unmarked = plans.iter().any(is_unmarked);

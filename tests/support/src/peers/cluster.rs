@@ -88,10 +88,13 @@ fn sample_of(kind: FrameKind) -> Option<&'static str> {
 pub(super) fn sample(kind: FrameKind, other: Uuid) -> Option<Vec<u8>> {
     let instance = Uuid::from_u128(0x1000 + other.as_u128() % 4).to_string();
     let about = |line: &str| match line.split_once(": ") {
-        Some((key, value)) if value.parse::<Uuid>().is_ok() => match key.contains("instance") {
-            true => format!("{key}: {instance}\n"),
-            false => format!("{key}: {other}\n"),
-        },
+        Some((key, value)) if value.parse::<Uuid>().is_ok() => {
+            if key.contains("instance") {
+                format!("{key}: {instance}\n")
+            } else {
+                format!("{key}: {other}\n")
+            }
+        }
         _ => format!("{line}\n"),
     };
     // There is no user of that name.
@@ -185,10 +188,11 @@ pub(super) fn serves_others(world: &World, node: &Node) {
     // before the READY waits for it.
     loop {
         let frame = other.frame();
-        match frame.kind() == Command::START {
-            true if is_it(frame) => break,
-            true => other.send(&ready),
-            false => {}
+        if frame.kind() == Command::START {
+            if is_it(frame) {
+                break;
+            }
+            other.send(&ready);
         }
     }
 }

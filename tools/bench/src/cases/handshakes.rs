@@ -12,12 +12,11 @@ pub(crate) fn one_after_the_other(
     returning: bool,
 ) -> Result<Figures, Failure> {
     let server = bench.start(system)?;
-    let (dialer, tickets) = match returning {
-        true => {
-            let (dialer, tickets) = bench.pki.returning(system, Side::Sender)?;
-            (dialer, Some(tickets))
-        }
-        false => (bench.pki.dialer(system, Side::Sender)?, None),
+    let (dialer, tickets) = if returning {
+        let (dialer, tickets) = bench.pki.returning(system, Side::Sender)?;
+        (dialer, Some(tickets))
+    } else {
+        (bench.pki.dialer(system, Side::Sender)?, None)
     };
     // The first session is not counted, because it finds all caches cold.
     dialer.connect(&server.address)?.finish();

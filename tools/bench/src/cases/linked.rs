@@ -99,9 +99,10 @@ fn pair(bench: &Bench<'_>) -> Result<[Server; 2], Failure> {
         let _ = reader.join();
         linked && arrived.load(Relaxed)
     });
-    match linked {
-        true => Ok(servers),
-        false => Err(Failure::new("no frame came across the link")),
+    if linked {
+        Ok(servers)
+    } else {
+        Err(Failure::new("no frame came across the link"))
     }
 }
 

@@ -59,9 +59,10 @@ pub(crate) fn after_restart(bench: &Bench<'_>, count: usize, killed: bool) -> Re
     bench.wait(SETTLED);
 
     let lost = now();
-    match killed {
-        true => server.kill(),
-        false => drop(server),
+    if killed {
+        server.kill()
+    } else {
+        drop(server)
     }
     let server = bench.limited(Server::ssntp_at(
         &address,

@@ -72,9 +72,10 @@ pub(crate) fn routed_by(
         bench.wait(TOLD);
     }
     let cpu = || servers.iter().map(Server::cpu).sum::<Duration>();
-    let bystander = match crowd::is_crowd(senders) {
-        true => Some(Bystander::connect(bench, server, system)?),
-        false => None,
+    let bystander = if crowd::is_crowd(senders) {
+        Some(Bystander::connect(bench, server, system)?)
+    } else {
+        None
     };
     let streams: Vec<_> = inbound.iter().chain(&outbound).map(|s| s.stream()).collect();
     let (inbound, outbound) = (crowd::shares(inbound), crowd::shares(outbound));

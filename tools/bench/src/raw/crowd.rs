@@ -38,9 +38,10 @@ pub(crate) fn is_crowd(sessions: usize) -> bool {
 
 /// Divides sessions among threads.
 pub(crate) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
-    let threads = match is_crowd(sessions.len()) {
-        true => SHARED,
-        false => sessions.len(),
+    let threads = if is_crowd(sessions.len()) {
+        SHARED
+    } else {
+        sessions.len()
     };
     let mut shares: Vec<Vec<Session>> = (0..threads).map(|_| Vec::new()).collect();
     for (n, session) in sessions.into_iter().enumerate() {

@@ -98,9 +98,10 @@ fn expect(halves: &mut Halves, kind: u8) -> Result<(), Failure> {
         };
         let (granted, used) = found;
         let _ = bytes.split_to(used);
-        match granted {
-            true => Ok(true),
-            false => Err(Failure::new("mosquitto refused the session")),
+        if granted {
+            Ok(true)
+        } else {
+            Err(Failure::new("mosquitto refused the session"))
         }
     })
 }

@@ -73,9 +73,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         // Prints the line again when agents that lost their session are back.
         let all = fleet.counters().connected == count;
         if all && !std::mem::replace(&mut told, all) {
-            match options.json {
-                true => println!("{{\"agents\":{count}}}"),
-                false => println!("agents {count}"),
+            if options.json {
+                println!("{{\"agents\":{count}}}")
+            } else {
+                println!("agents {count}")
             }
         }
         told &= all;
@@ -85,11 +86,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     drop(fleet);
     let (sent, received) = (counters.sent, counters.received);
     let (launched, lost) = (counters.launched, counters.lost);
-    match options.json {
-        true => {
-            println!("{{\"sent\":{sent},\"received\":{received},\"launched\":{launched},\"lost\":{lost}}}")
-        }
-        false => println!("sent {sent}, received {received}, launched {launched}, lost {lost}"),
+    if options.json {
+        println!("{{\"sent\":{sent},\"received\":{received},\"launched\":{launched},\"lost\":{lost}}}")
+    } else {
+        println!("sent {sent}, received {received}, launched {launched}, lost {lost}")
     }
     Ok(())
 }

@@ -172,9 +172,10 @@ struct Polled {
 
 impl Duplex for Polled {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self.polled.load(Ordering::Relaxed) {
-            true => self.tcp.try_read(buffer),
-            false => Duplex::read(&self.tcp, buffer),
+        if self.polled.load(Ordering::Relaxed) {
+            self.tcp.try_read(buffer)
+        } else {
+            Duplex::read(&self.tcp, buffer)
         }
     }
 

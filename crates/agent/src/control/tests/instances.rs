@@ -201,9 +201,10 @@ fn delete_removes_an_instance_and_reports_its_end() {
             stage.end(ONE, 143);
         }
         stage.removed(ONE);
-        match stop_only {
-            true => assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE),
-            false => assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, ONE),
+        if stop_only {
+            assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE)
+        } else {
+            assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, ONE)
         }
         assert_eq!(stage.control.instances.len(), 0);
     }

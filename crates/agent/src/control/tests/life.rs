@@ -132,9 +132,10 @@ fn commands_to_end_an_instance_cancel_its_restart() {
         stage.run(&start);
         stage.send(&stop(ONE));
         stage.end(ONE, 143);
-        match persistent {
-            true => stays_ended(&mut stage),
-            false => stage.removed(ONE),
+        if persistent {
+            stays_ended(&mut stage)
+        } else {
+            stage.removed(ONE)
         }
 
         // The command arrives while the restart waits.
@@ -166,9 +167,10 @@ fn commands_to_end_an_instance_cancel_its_restart() {
         stage.launched(ONE);
         stage.job(|job| matches!(job, Job::Terminate(..)).then_some(()));
         stage.end(ONE, 143);
-        match persistent {
-            true => stays_ended(&mut stage),
-            false => stage.removed(ONE),
+        if persistent {
+            stays_ended(&mut stage)
+        } else {
+            stage.removed(ONE)
         }
     }
     let mut stage = Stage::new();
@@ -278,10 +280,12 @@ fn an_instance_is_started_again_by_its_policy_after_a_reboot() {
             (record.restart_due, record.detail.contains("booted")),
             (again, !is_known)
         );
-        match again {
-            true if is_known => drop(wait_for_restart(&mut stage)),
-            true => assert_eq!(wait_for_restart(&mut stage), 1, "the instance had run until then"),
-            false => stays_ended(&mut stage),
+        if !again {
+            stays_ended(&mut stage);
+        } else if is_known {
+            drop(wait_for_restart(&mut stage));
+        } else {
+            assert_eq!(wait_for_restart(&mut stage), 1, "the instance had run until then");
         }
     }
     // A restart that was due is still due.

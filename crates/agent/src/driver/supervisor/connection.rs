@@ -34,9 +34,10 @@ pub(super) fn reach(running: &Running) -> io::Result<UnixStream> {
     let stream = connect_to(run_of(&running.place)?, SOCKET)?;
     // The path is the same for all runs, so the number of the peer's process identifies the run.
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
-    match peer.as_raw_nonzero().get() == running.handle.pid {
-        true => Ok(stream),
-        false => Err(io::Error::other("the supervisor of a later run answers")),
+    if peer.as_raw_nonzero().get() == running.handle.pid {
+        Ok(stream)
+    } else {
+        Err(io::Error::other("the supervisor of a later run answers"))
     }
 }
 
@@ -56,9 +57,12 @@ pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
     BufReader::new(stream)
         .take(state::LINE as u64)
         .read_line(&mut line)
-        .map_err(|e| match is_timeout(&e) {
-            true => io::Error::new(io::ErrorKind::TimedOut, "the supervisor does not answer in time"),
-            false => e,
+        .map_err(|e| {
+            if is_timeout(&e) {
+                io::Error::new(io::ErrorKind::TimedOut, "the supervisor does not answer in time")
+            } else {
+                e
+            }
         })?;
     if line.is_empty() {
         return Err(io::Error::other("the supervisor has closed the connection"));

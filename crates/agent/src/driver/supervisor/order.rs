@@ -104,9 +104,10 @@ impl Order {
         let mut order = vec![0; length];
         from.read_exact(&mut order)?;
         let order: Self = serde_json::from_slice(&order)?;
-        match order.exec.program.is_empty() {
-            true => Err(invalid()),
-            false => Ok(order),
+        if order.exec.program.is_empty() {
+            Err(invalid())
+        } else {
+            Ok(order)
         }
     }
 }

@@ -60,9 +60,10 @@ pub(super) fn all() -> Vec<Stat> {
 /// The kernel lists the children of each thread, so the time depends only on the number of
 /// descendants. Without these lists all processes of the system are read.
 pub(super) fn descendants(of: i32) -> Vec<Stat> {
-    match lists_children() {
-        true => descendants_by(of, children),
-        false => descendants_in(of, &by_parent()),
+    if lists_children() {
+        descendants_by(of, children)
+    } else {
+        descendants_in(of, &by_parent())
     }
 }
 

@@ -236,9 +236,10 @@ impl Supervisor {
             if self.asked_to_end.swap(false, Ordering::AcqRel) {
                 self.terminate();
             }
-            let mut pause = match self.outputs.iter().any(Output::is_held) {
-                true => PAUSE,
-                false => DIRECTORY_CHECK,
+            let mut pause = if self.outputs.iter().any(Output::is_held) {
+                PAUSE
+            } else {
+                DIRECTORY_CHECK
             };
             if end.is_some() {
                 if is_empty {

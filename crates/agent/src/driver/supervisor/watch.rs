@@ -109,9 +109,12 @@ fn wait(wake: &OwnedFd, watched: &mut [Watched]) {
         .filter(|w| w.stream.is_none())
         .map(|w| w.looks)
         .min();
-    let pause = looks.map(|looks| match looks < FIRST_LOOKS {
-        true => LOOK_AGAIN,
-        false => LOOK_AROUND,
+    let pause = looks.map(|looks| {
+        if looks < FIRST_LOOKS {
+            LOOK_AGAIN
+        } else {
+            LOOK_AROUND
+        }
     });
     let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
     let streams = watched.iter().filter_map(|w| w.stream.as_ref());

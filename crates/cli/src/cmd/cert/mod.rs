@@ -525,9 +525,10 @@ fn show(args: &Show) -> Result<(), Failure> {
     };
     let info = |certificate| CertificateInfo::from_der(certificate).map_err(|e| Failure::at(&args.file, e));
     let certificates = found.iter().map(info).collect::<Result<Vec<_>, _>>()?;
-    let key = match certificates.is_empty() {
-        true => Key::None,
-        false => key_state(&args.file),
+    let key = if certificates.is_empty() {
+        Key::None
+    } else {
+        key_state(&args.file)
     };
     let now = wall_clock();
     if args.json {

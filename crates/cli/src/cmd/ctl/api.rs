@@ -96,9 +96,10 @@ impl<'a> Api<'a> {
         };
         let text = input::text(path, 4096)?;
         let token = text.trim();
-        match !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            true => Ok(Some(token.to_owned())),
-            false => Err(Failure::at(path, "the file does not hold a token")),
+        if !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            Ok(Some(token.to_owned()))
+        } else {
+            Err(Failure::at(path, "the file does not hold a token"))
         }
     }
 

@@ -88,8 +88,9 @@ pub(super) fn events(options: &Options, stop: &Stop, args: &EventsArgs) -> Resul
 
 fn line(change: &Change, json: bool) -> String {
     let at = wall_clock();
-    match json {
-        true => printable_json(&json::change(change, at).to_string()),
-        false => format!("{} {}", json::time(at), printable(&change.to_string())),
+    if json {
+        printable_json(&json::change(change, at).to_string())
+    } else {
+        format!("{} {}", json::time(at), printable(&change.to_string()))
     }
 }

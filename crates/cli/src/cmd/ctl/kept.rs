@@ -160,12 +160,13 @@ fn in_words(applied: &Value, dry_run: bool) -> String {
         other => other.to_owned(),
     };
     let name = text(&applied["name"]);
-    let mut words = match dry_run {
-        true => format!(
+    let mut words = if dry_run {
+        format!(
             "workload {name} would be {change}; its revision is {}",
             applied["revision"]
-        ),
-        false => format!("workload {name} is {change}"),
+        )
+    } else {
+        format!("workload {name} is {change}")
     };
     for one in applied["differences"].as_array().into_iter().flatten() {
         let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
@@ -201,9 +202,10 @@ pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), 
         return print_json(json!({"workload": workload, "instances": instances}));
     }
     print_line(shown(name, &workload))?;
-    match instances.is_empty() {
-        true => Ok(()),
-        false => print_line(format_args!("\n{}", list(INSTANCES, &(), instances.iter()))),
+    if instances.is_empty() {
+        Ok(())
+    } else {
+        print_line(format_args!("\n{}", list(INSTANCES, &(), instances.iter())))
     }
 }
 
@@ -296,10 +298,7 @@ const INSTANCES: Columns<(), Value> = &[
     ("SLOT", |(), one| text(&one["slot"])),
     ("INSTANCE", |(), one| text(&one["uuid"])),
     ("VERSION", |(), one| text(&one["version"])),
-    ("STATE", |(), one| match one["wanted"] == json!(false) {
-        true => format!("{}, not wanted", text(&one["state"])),
-        false => text(&one["state"]),
-    }),
+    ("STATE", |(), one| if one["wanted"] == json!(false) { format!("{}, not wanted", text(&one["state"])) } else { text(&one["state"]) }),
     ("NODE", |(), one| text(&one["node"])),
     ("ENDING", |(), one| text(&one["ending"])),
 ];
@@ -314,9 +313,10 @@ const HISTORY: Columns<(), Value> = &[
 ];
 
 fn state(workload: &Value) -> String {
-    match workload["deleting"] == json!(true) {
-        true => "deleting".into(),
-        false => text(&workload["rollout"]["state"]),
+    if workload["deleting"] == json!(true) {
+        "deleting".into()
+    } else {
+        text(&workload["rollout"]["state"])
     }
 }
 

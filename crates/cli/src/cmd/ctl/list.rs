@@ -139,9 +139,10 @@ fn watch(
             return Ok(());
         }
         shown.clone_from(&text);
-        match over_itself {
-            true => print_text(&over(&text)),
-            false => print_line(text),
+        if over_itself {
+            print_text(&over(&text))
+        } else {
+            print_line(text)
         }
     })
 }
@@ -196,9 +197,10 @@ impl Selection {
 /// Reads the state of an instance, which must be a known name.
 pub(super) fn instance_state(text: &str) -> Result<InstanceState, String> {
     let state = InstanceState::from(text);
-    match state.is_known() {
-        true => Ok(state),
-        false => Err(one_of(InstanceState::ALL.iter().map(InstanceState::as_str))),
+    if state.is_known() {
+        Ok(state)
+    } else {
+        Err(one_of(InstanceState::ALL.iter().map(InstanceState::as_str)))
     }
 }
 

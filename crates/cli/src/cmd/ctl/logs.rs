@@ -81,10 +81,7 @@ fn print(
         let event = crossbeam_channel::select! {
             recv(stream.events()) -> event => event,
             recv(stop.channel()) -> _ => return Err(stop.interrupted()),
-            recv(tick) -> _ => match reader_is_gone() {
-                true => return Ok(()),
-                false => continue,
-            },
+            recv(tick) -> _ => if reader_is_gone() { return Ok(()) } else { continue },
             recv(timeout) -> _ => {
                 let seconds = limit.as_secs_f64();
                 return Err(Failure::new(format!("the instance's node has sent nothing in {seconds} s")));
@@ -107,9 +104,10 @@ fn print(
         }
         limit = options.limit();
         // With --follow, an instance may be silent for hours.
-        timeout = match follow {
-            true => crossbeam_channel::never(),
-            false => crossbeam_channel::after(limit),
+        timeout = if follow {
+            crossbeam_channel::never()
+        } else {
+            crossbeam_channel::after(limit)
         };
     }
 }

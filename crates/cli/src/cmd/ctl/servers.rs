@@ -109,12 +109,13 @@ fn drained(
             "{name}: no other server is known that could take its clients"
         ));
     }
-    match options.json {
-        true => print_json(json!({"uuid": question.uuid.as_str(), "within_s": within})),
-        false => print_line(format_args!(
+    if options.json {
+        print_json(json!({"uuid": question.uuid.as_str(), "within_s": within}))
+    } else {
+        print_line(format_args!(
             "{name}: its clients leave within {}, then it stops",
             tables::exact(within)
-        )),
+        ))
     }
 }
 

@@ -267,12 +267,13 @@ impl<'a> Session<'a> {
 /// If there are several schedulers, and the one that leads has not reported all nodes: the reason.
 fn without_snapshot(view: &View) -> Option<String> {
     let leader = view.leader().filter(|_| !view.has_snapshot())?;
-    Some(match leader.server_uuid.is_empty() {
-        true => "no scheduler leads".to_owned(),
-        false => format!(
+    Some(if leader.server_uuid.is_empty() {
+        "no scheduler leads".to_owned()
+    } else {
+        format!(
             "scheduler {} leads, and has not reported all of them",
             leader.server_uuid
-        ),
+        )
     })
 }
 
@@ -287,13 +288,15 @@ pub(super) struct Progress {
 impl Progress {
     pub(super) fn new(total: usize) -> Self {
         let several = total > 1;
-        let template = match several {
-            true => "{bar:30} {pos}/{len} {elapsed}",
-            false => "{spinner} {elapsed} {wide_msg}",
+        let template = if several {
+            "{bar:30} {pos}/{len} {elapsed}"
+        } else {
+            "{spinner} {elapsed} {wide_msg}"
         };
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr()),
-            false => ProgressBar::hidden(),
+        let bar = if std::io::stderr().is_terminal() {
+            ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr())
+        } else {
+            ProgressBar::hidden()
         };
         let bar = match ProgressStyle::with_template(template) {
             Ok(style) => bar.with_style(style),

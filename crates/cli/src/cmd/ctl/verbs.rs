@@ -154,9 +154,10 @@ where
 {
     let session = Session::open_complete(options, stop)?;
     let all = |view: &View| view.instances().map(|instance| instance.uuid).collect();
-    let instances = match args.all {
-        true => session.controller.look(all),
-        false => session.find_instances(&args.instances)?,
+    let instances = if args.all {
+        session.controller.look(all)
+    } else {
+        session.find_instances(&args.instances)?
     };
     let orders = instances
         .into_iter()

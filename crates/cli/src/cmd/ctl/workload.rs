@@ -105,9 +105,10 @@ const RESTARTS: Choices<RestartPolicy> = &[
 
 fn instance(text: &str) -> Result<Uuid, String> {
     let uuid: Uuid = text.parse().map_err(|e: uuid::Error| e.to_string())?;
-    match uuid.is_nil() {
-        true => Err("the nil UUID names no instance".to_owned()),
-        false => Ok(uuid),
+    if uuid.is_nil() {
+        Err("the nil UUID names no instance".to_owned())
+    } else {
+        Ok(uuid)
     }
 }
 
@@ -194,9 +195,10 @@ impl WorkloadArgs {
         env.extend(self.env.iter().cloned());
         let start = Start {
             instance_uuid: self.uuid.unwrap_or_default(),
-            persistence: match self.persistent {
-                true => Persistence::All,
-                false => Persistence::Unset,
+            persistence: if self.persistent {
+                Persistence::All
+            } else {
+                Persistence::Unset
             },
             vm_type: VmType::Process,
             requirements: Requirements {
@@ -244,18 +246,20 @@ impl WorkloadArgs {
         }
         // The last instance has the longest name, so the others fit if it does.
         let name = called(&start.name, workload.count, workload.count);
-        match name.is_empty() {
-            true => Ok(()),
-            false => check_name(&name).map_err(|why| Failure::usage(format!("{name:?}: {why}"))),
+        if name.is_empty() {
+            Ok(())
+        } else {
+            check_name(&name).map_err(|why| Failure::usage(format!("{name:?}: {why}")))
         }
     }
 }
 
 /// The name of one of `count` instances. A number is added only if there are several instances.
 fn called(name: &str, number: u32, count: u32) -> String {
-    match name.is_empty() || count == 1 {
-        true => name.to_owned(),
-        false => format!("{name}-{number}"),
+    if name.is_empty() || count == 1 {
+        name.to_owned()
+    } else {
+        format!("{name}-{number}")
     }
 }
 

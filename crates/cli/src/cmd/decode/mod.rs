@@ -57,18 +57,20 @@ pub(crate) struct Args {
 /// Runs `ssntp decode`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let is_stdin = args.file.as_os_str() == "-";
-    let name = match is_stdin {
-        true => "standard input".to_owned(),
-        false => args.file.display().to_string(),
+    let name = if is_stdin {
+        "standard input".to_owned()
+    } else {
+        args.file.display().to_string()
     };
     let fail = |what: &dyn fmt::Display| Failure::new(format_args!("{name}: {what}"));
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => fail(&error),
         _ => fail(&format_args!("cannot read: {error}")),
     };
-    let source: Box<dyn BufRead> = match is_stdin {
-        true => Box::new(BufReader::new(io::stdin())),
-        false => Box::new(BufReader::new(File::open(&args.file).map_err(unreadable)?)),
+    let source: Box<dyn BufRead> = if is_stdin {
+        Box::new(BufReader::new(io::stdin()))
+    } else {
+        Box::new(BufReader::new(File::open(&args.file).map_err(unreadable)?))
     };
     let mut frames = Frames::of(source).map_err(unreadable)?;
     let mut output = Output::new();
@@ -77,9 +79,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         && let Some(frame) = frames.next().map_err(unreadable)?
     {
         count += 1;
-        match args.json {
-            true => output.json(frame.to_json())?,
-            false => frame.print(count, &mut output)?,
+        if args.json {
+            output.json(frame.to_json())?
+        } else {
+            frame.print(count, &mut output)?
         }
         problems.extend(frame.problems);
         if is_stdin {
@@ -120,9 +123,10 @@ impl Frames {
         let is_text = begin.is_some_and(|c| c.is_ascii_hexdigit() || c.is_ascii_whitespace());
         // The buffer is for `fill_buf`, with which `next` sees the end of the input before it reads a frame.
         Ok(Self {
-            source: match is_text {
-                true => Box::new(BufReader::new(Digits::new(source))),
-                false => source,
+            source: if is_text {
+                Box::new(BufReader::new(Digits::new(source)))
+            } else {
+                source
             },
             at: 0,
             ended: false,

@@ -153,9 +153,10 @@ impl Args {
 }
 
 fn mac(text: &str) -> Result<String, String> {
-    match is_mac(text) {
-        true => Ok(text.to_ascii_lowercase()),
-        false => Err("expected six bytes like 00:11:22:33:44:55".to_owned()),
+    if is_mac(text) {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("expected six bytes like 00:11:22:33:44:55".to_owned())
     }
 }
 
@@ -216,11 +217,12 @@ fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let stays = args.stays();
-    let mut daemon = match stays {
+    let mut daemon = if stays {
         // No settings: a reload reads only the TLS files, since no other flag of an element can
         // change while it runs.
-        true => Daemon::install(crate::settings::Settings::default())?,
-        false => Daemon::install_for_trying()?,
+        Daemon::install(crate::settings::Settings::default())?
+    } else {
+        Daemon::install_for_trying()?
     };
     let wanted = args.wanted()?;
     let peers = args.connect.iter().map(Address::to_string);
@@ -285,9 +287,10 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 /// Prints an event, and flushes it, because a reader at the other end of a pipe waits for it.
 fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
-    match as_json {
-        true => output.json(serde_json::to_value(event)?)?,
-        false => print(&mut output, event)?,
+    if as_json {
+        output.json(serde_json::to_value(event)?)?
+    } else {
+        print(&mut output, event)?
     }
     output.flush()
 }
@@ -369,9 +372,10 @@ fn print_once(
     if !shown.insert(object.uri.clone()) {
         return Ok(());
     }
-    match as_json {
-        true => output.json(serde_json::to_string(&object)?),
-        false => print_with_note(output, &object, ""),
+    if as_json {
+        output.json(serde_json::to_string(&object)?)
+    } else {
+        print_with_note(output, &object, "")
     }
 }
 

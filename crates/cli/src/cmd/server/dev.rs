@@ -95,11 +95,12 @@ impl Dev {
 /// Refuses an address that other hosts could reach, because every user who can read the
 /// directory has a certificate with all roles.
 pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
-    match address.is_local() {
-        true => Ok(()),
-        false => Err(Failure::usage(format!(
+    if address.is_local() {
+        Ok(())
+    } else {
+        Err(Failure::usage(format!(
             "--listen {address}: --dev is for this host alone: localhost, 127.0.0.1, [::1] or unix:PATH"
-        ))),
+        )))
     }
 }
 

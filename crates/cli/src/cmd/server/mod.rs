@@ -203,9 +203,10 @@ impl Args {
     fn rules(&self) -> Result<Rules, Failure> {
         let forwards = OperandRole::kinds(&self.forwards, &self.applications.operands()?)?;
         let multicast = |rules: Rules, (kind, role)| rules.multicast(kind, role);
-        let rules = match self.dev && forwards.is_empty() {
-            true => Rules::spec(),
-            false => forwards.into_iter().fold(Rules::new(), multicast),
+        let rules = if self.dev && forwards.is_empty() {
+            Rules::spec()
+        } else {
+            forwards.into_iter().fold(Rules::new(), multicast)
         };
         rules
             .check()
@@ -260,9 +261,10 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    let mut daemon = match args.dev {
-        true => Daemon::install_for_trying()?,
-        false => Daemon::install(settings)?,
+    let mut daemon = if args.dev {
+        Daemon::install_for_trying()?
+    } else {
+        Daemon::install(settings)?
     };
     // Checked before the server listens and before any file is made.
     for address in args.listen.iter().filter(|_| args.dev) {
@@ -392,13 +394,12 @@ impl Args {
     fn configuration(&self, most: u32) -> Result<Option<Vec<u8>>, Failure> {
         let Some(path) = &self.config else { return Ok(None) };
         let yaml = load_configuration(path)?;
-        match yaml.len() > most as usize {
-            false => Ok(Some(yaml)),
-            true => {
-                let length = yaml.len();
-                let why = format!("its {length} bytes are more than --max-payload, {most}");
-                Err(Failure::at(path, why))
-            }
+        if yaml.len() > most as usize {
+            let length = yaml.len();
+            let why = format!("its {length} bytes are more than --max-payload, {most}");
+            Err(Failure::at(path, why))
+        } else {
+            Ok(Some(yaml))
         }
     }
 

@@ -132,9 +132,10 @@ impl Input {
             let _ = request.join();
         }
         // If the client has ended, the reason is reported elsewhere.
-        match self.client.flush(FLUSH) || self.client.ended().is_some() {
-            true => Ok(()),
-            false => Err(Failure::new("the last frames could not be sent")),
+        if self.client.flush(FLUSH) || self.client.ended().is_some() {
+            Ok(())
+        } else {
+            Err(Failure::new("the last frames could not be sent"))
         }
     }
 

@@ -561,9 +561,10 @@ fn secure_get(dir: &Path, port: u16, name: Option<&str>, target: &str) -> std::i
         .transmit(&[Outgoing::whole(Bytes::from(request), 1)])?;
     while !halves.receive.receive(&mut halves.inbox)?.end {}
     let answer = String::from_utf8_lossy(halves.inbox.bytes_mut()).into_owned();
-    match answer.is_empty() {
-        true => Err(std::io::ErrorKind::UnexpectedEof.into()),
-        false => Ok(parts(&answer)),
+    if answer.is_empty() {
+        Err(std::io::ErrorKind::UnexpectedEof.into())
+    } else {
+        Ok(parts(&answer))
     }
 }
 

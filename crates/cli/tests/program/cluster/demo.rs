@@ -116,9 +116,10 @@ fn a_held_demo_carries_out_commands_until_a_signal_ends_it() {
     fs::write(&kept, "name: kept\nstart: {command: [sleep, \"1000\"]}\n").unwrap();
     ctl(&["apply", "-f", kept.to_str().unwrap()]);
     until("kept-1 is listed", || {
-        match ctl(&["instances"]).contains("kept-1") {
-            true => Ok(()),
-            false => Err(ctl(&["get", "kept"])),
+        if ctl(&["instances"]).contains("kept-1") {
+            Ok(())
+        } else {
+            Err(ctl(&["get", "kept"]))
         }
     });
     demo.signal(Signal::INT);

@@ -333,9 +333,12 @@ fn a_scheduler_without_streams_is_reported_as_older() {
         let server = Server::start(config, old).unwrap();
         let address = server.addresses()[0].to_string();
         let line = format!("logs {instance} --connect {address}");
-        cluster.is_over(&line, |error, seconds| match answers {
-            true => error == "the scheduler is of a version without streams",
-            false => error == format!("the instance's node has sent nothing in {seconds} s"),
+        cluster.is_over(&line, |error, seconds| {
+            if answers {
+                error == "the scheduler is of a version without streams"
+            } else {
+                error == format!("the instance's node has sent nothing in {seconds} s")
+            }
         });
         server.stop();
     }

@@ -124,9 +124,10 @@ fn a_refused_command_of_an_operator_has_a_reason() {
     // a moment later that a run has ended.
     until("the former run has left", || {
         let sessions = list(&cluster, "sessions --role controller");
-        match sessions.iter().any(|one| one["uuid"] == own.as_str()) {
-            true => Err(format!("{sessions:?}")),
-            false => Ok(()),
+        if sessions.iter().any(|one| one["uuid"] == own.as_str()) {
+            Err(format!("{sessions:?}"))
+        } else {
+            Ok(())
         }
     });
     assert!(
@@ -160,9 +161,10 @@ fn a_backup_controller_may_not_kick_or_unban() {
     // The next master may be a run of ctl that has ended, until the server notices that.
     until("a controller that is now the master kicks", || {
         let done = cluster.ctl(&format!("kick {agent}"));
-        match done.stdout.contains("1 session") {
-            true => Ok(()),
-            false => Err(format!("{done:?}")),
+        if done.stdout.contains("1 session") {
+            Ok(())
+        } else {
+            Err(format!("{done:?}"))
         }
     });
 }

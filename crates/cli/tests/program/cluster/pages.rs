@@ -108,9 +108,10 @@ fn until(address: &str, path: &str, part: &str) -> String {
     let mut page = String::new();
     processes::until(&format!("{path} says {part}"), || {
         page = ask(address, &format!("GET {path} HTTP/1.1"), "").1;
-        match page.contains(part) {
-            true => Ok(()),
-            false => Err(page.clone()),
+        if page.contains(part) {
+            Ok(())
+        } else {
+            Err(page.clone())
         }
     });
     page

@@ -178,9 +178,10 @@ impl Schedulers {
     pub(super) fn refused_start(&mut self) {
         until("a START is refused", || {
             let refused = self.cluster.ctl("start --timeout 30 --mem 8 -- sleep 1000");
-            match refused.stderr.contains("no scheduler leads") {
-                true => Ok(()),
-                false => Err(format!("{refused:?}")),
+            if refused.stderr.contains("no scheduler leads") {
+                Ok(())
+            } else {
+                Err(format!("{refused:?}"))
             }
         });
     }

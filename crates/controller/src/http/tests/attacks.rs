@@ -262,12 +262,13 @@ fn one_of_several_writers_with_the_same_revision_succeeds() {
         for (mut stream, command) in writers {
             let mut answer = String::new();
             stream.read_to_string(&mut answer).unwrap();
-            match answer.starts_with("HTTP/1.1 200 ") {
-                true => written.push(command),
-                false => assert!(
+            if answer.starts_with("HTTP/1.1 200 ") {
+                written.push(command)
+            } else {
+                assert!(
                     answer.starts_with("HTTP/1.1 409 ") && answer.contains("by now; read it again"),
                     "{answer}"
-                ),
+                )
             }
         }
         let kept = rig.get("/api/v1/workloads/web").1;

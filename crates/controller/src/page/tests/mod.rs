@@ -50,10 +50,10 @@ fn check_nesting(page: &str) {
             .unwrap_or_else(|| panic!("an open tag: <{tag}"));
         let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap();
         let is_void = ["!doctype", "meta", "link", "input"].contains(&name) || tag.ends_with('/');
-        match tag.starts_with('/') {
-            true => assert_eq!(open.pop(), Some(name), "{page}"),
-            false if !is_void => open.push(name),
-            false => {}
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "{page}");
+        } else if !is_void {
+            open.push(name);
         }
     }
     assert_eq!(open, [""; 0]);

@@ -27,9 +27,10 @@ struct Fake {
 impl Fake {
     fn call(&self, call: String) -> Result<(), String> {
         self.calls.lock().unwrap().push(call);
-        match self.refuse.load(Ordering::Relaxed) {
-            true => Err("no".into()),
-            false => Ok(()),
+        if self.refuse.load(Ordering::Relaxed) {
+            Err("no".into())
+        } else {
+            Ok(())
         }
     }
 }
@@ -39,15 +40,17 @@ impl DataPlane for Fake {
         "fake"
     }
     fn check(&self, tables: &Tables) -> Result<(), String> {
-        match tables.tunnels.iter().any(|tunnel| tunnel.key == 0) {
-            true => Err("a tunnel without a key".into()),
-            false => Ok(()),
+        if tables.tunnels.iter().any(|tunnel| tunnel.key == 0) {
+            Err("a tunnel without a key".into())
+        } else {
+            Ok(())
         }
     }
     fn check_free(&self, public: IpAddr) -> Result<(), String> {
-        match public == IpAddr::from([198, 51, 100, 9]) {
-            true => Err("another host has it".into()),
-            false => Ok(()),
+        if public == IpAddr::from([198, 51, 100, 9]) {
+            Err("another host has it".into())
+        } else {
+            Ok(())
         }
     }
     fn apply(&mut self, tables: &Tables) -> Result<Vec<String>, String> {

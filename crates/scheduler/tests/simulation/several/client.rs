@@ -424,9 +424,10 @@ impl Client {
         if let Some(next) = self.next.filter(|next| now < *next) {
             return Step::Waits([wake, Some(next)].into_iter().flatten().min());
         }
-        self.next = Some(match is_replaced {
-            true => now + Duration::from_millis(10),
-            false => now + self.pause,
+        self.next = Some(if is_replaced {
+            now + Duration::from_millis(10)
+        } else {
+            now + self.pause
         });
         for _ in 0..random.between(1, 4).min(self.left) {
             self.left -= 1;
@@ -598,9 +599,10 @@ impl Client {
                 }
                 ClientEvent::Request(request) => {
                     let answer = [&at.to_string().into_bytes()[..], b" answers ", request.payload()].concat();
-                    let answered = match random.chance(20) {
-                        true => running.handle.refuse(&request, "busy"),
-                        false => running.handle.reply(&request, answer),
+                    let answered = if random.chance(20) {
+                        running.handle.refuse(&request, "busy")
+                    } else {
+                        running.handle.reply(&request, answer)
                     };
                     running.accepted += u64::from(answered.is_ok());
                 }

@@ -79,9 +79,10 @@ impl World {
         // The drain begins while clients still send.
         for _ in 0..self.random.below(3) {
             let start = self.begin + millis(self.random.between(500, 2500) as u64);
-            let fault = match self.random.chance(60) {
-                true => Event::Renew(self.random.below(self.clients.len())),
-                false => Event::Drain(self.random.below(self.starts.len())),
+            let fault = if self.random.chance(60) {
+                Event::Renew(self.random.below(self.clients.len()))
+            } else {
+                Event::Drain(self.random.below(self.starts.len()))
             };
             self.plan(start, fault);
         }
@@ -164,9 +165,10 @@ impl World {
             Event::Move(client, is_told) => {
                 let pause = Duration::from_millis(self.random.below(500) as u64);
                 let client = &mut self.clients[client];
-                match is_told {
-                    true => client.close(),
-                    false => client.vanish(self.now + pause),
+                if is_told {
+                    client.close()
+                } else {
+                    client.vanish(self.now + pause)
                 }
             }
             Event::Renew(client) => self.clients[client].renew(),
@@ -194,18 +196,20 @@ impl World {
                 let other = (leader + step) % self.servers.len();
                 let length = Duration::from_millis(self.random.between(7500, 9500) as u64);
                 self.take(Event::Part(leader, other, length))?;
-                let fault = match self.random.chance(50) {
-                    true => Event::Pause(leader, length),
-                    false => Event::Crash(leader, length),
+                let fault = if self.random.chance(50) {
+                    Event::Pause(leader, length)
+                } else {
+                    Event::Crash(leader, length)
                 };
                 self.after(Duration::from_millis(1200), fault);
             }
             Event::Jump(at, seconds) => {
                 if let Some(server) = &mut self.servers[at] {
                     let by = Duration::from_secs(seconds.unsigned_abs());
-                    match seconds > 0 {
-                        true => server.wall += by,
-                        false => server.wall -= by,
+                    if seconds > 0 {
+                        server.wall += by
+                    } else {
+                        server.wall -= by
                     }
                 }
             }

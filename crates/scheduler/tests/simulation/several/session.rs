@@ -97,9 +97,10 @@ impl Session {
                 match self.incoming.next(&mut items) {
                     Next::Hand(bytes) => {
                         let sink = self.sink.as_mut();
-                        match sink.is_some_and(|sink| sink.items(&mut items, bytes)) {
-                            true => Reading::Decodes,
-                            false => self.ends(EndReason::Local),
+                        if sink.is_some_and(|sink| sink.items(&mut items, bytes)) {
+                            Reading::Decodes
+                        } else {
+                            self.ends(EndReason::Local)
                         }
                     }
                     Next::Receive { .. } => Reading::Receives,

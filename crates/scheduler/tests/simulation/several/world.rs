@@ -173,9 +173,10 @@ impl World {
             grace: millis(1000),
         };
         let log: SharedLog = Arc::new(Mutex::default());
-        let (faults, longest, settles): (u64, u64, u64) = match has_engine {
-            true => (12_000, 12_000, 18_000),
-            false => (2000, 2000, 9000),
+        let (faults, longest, settles): (u64, u64, u64) = if has_engine {
+            (12_000, 12_000, 18_000)
+        } else {
+            (2000, 2000, 9000)
         };
         let quiet_at = begin + millis(faults + longest + settles);
         let rates: Vec<_> = (0..count)
@@ -623,10 +624,7 @@ impl World {
                 self.connections.remove(&id);
             }
         }
-        match moved {
-            true => Step::Moved,
-            false => Step::Waits(wake),
-        }
+        if moved { Step::Moved } else { Step::Waits(wake) }
     }
 
     /// The machine of a server sends a request to the engine.
