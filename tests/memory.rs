@@ -1,6 +1,8 @@
 //! The memory that queues count, beside the memory that the kernel sees. A process of its own, so that no
 //! other test takes memory meanwhile.
 
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::sync::Arc;
 
 use bytes::BytesMut;

@@ -97,7 +97,7 @@ impl HandshakeCounters {
     pub(super) fn figures(&self, occupancy: Option<&Occupancy>) -> HandshakeFigures {
         let mut figures = self.lock().clone();
         if let Some(occupancy) = occupancy {
-            (figures.running, figures.limit) = (occupancy.running(), occupancy.max());
+            (figures.running, figures.limit) = (occupancy.running(), occupancy.limit());
             let without_thread = occupancy.without_thread();
             if without_thread > 0 {
                 figures.refused.insert("thread", without_thread);

@@ -63,7 +63,7 @@ impl Sending {
 
     /// Sends frames to every session of this server with a role, except to `from`. Returns the number of
     /// sessions.
-    pub(super) fn to_role_here(
+    pub(super) fn send_to_role_here(
         &mut self,
         from: Option<Uuid>,
         to: Role,
@@ -83,15 +83,15 @@ impl Sending {
         self.actions.len() - before
     }
 
-    /// As [`to_role_here`](Self::to_role_here), and also to the sessions of other servers.
-    pub(super) fn to_role(
+    /// As [`send_to_role_here`](Self::send_to_role_here), and also to the sessions of other servers.
+    pub(super) fn send_to_role(
         &mut self,
         from: Option<Uuid>,
         to: Role,
         parcel: &mut Parcel,
         (sessions, links): (&Sessions, &Links),
     ) -> usize {
-        let here = self.to_role_here(from, to, parcel, sessions);
+        let here = self.send_to_role_here(from, to, parcel, sessions);
         here + links.send_to_role(to, from, parcel, &mut self.actions)
     }
 
@@ -107,7 +107,7 @@ impl Sending {
 
     /// Sends frames to one session, of this server or of another one. `from` is the client that the
     /// frames came from; it is an error to send them back to it.
-    pub(super) fn to_one(
+    pub(super) fn send_to_one(
         &mut self,
         from: Option<Uuid>,
         to: Uuid,

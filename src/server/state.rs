@@ -448,7 +448,8 @@ impl State {
                 let parcel = Parcel::of(item, &self.environment.own, self.time.wall);
                 let others = (&self.sessions, &self.links);
                 let sent = parcel.map_or(0, |mut parcel| {
-                    self.sending.to_role(Some(info.uuid), role, &mut parcel, others)
+                    self.sending
+                        .send_to_role(Some(info.uuid), role, &mut parcel, others)
                 });
                 if sent == 0 {
                     self.sending.count_unreceived(item.frames());
@@ -479,7 +480,10 @@ impl State {
         let mut count = 0;
         for uuid in receivers {
             let others = (&self.sessions, &self.links);
-            match self.sending.to_one(Some(info.uuid), uuid, &mut parcel, others) {
+            match self
+                .sending
+                .send_to_one(Some(info.uuid), uuid, &mut parcel, others)
+            {
                 Ok(()) => count += 1,
                 Err(e) => {
                     let kind = self.environment.own.operands.show(frame.kind());
@@ -532,7 +536,7 @@ impl State {
     ) -> Result<(), SendError> {
         let mut parcel = self.parcel(frame);
         let others = (&self.sessions, &self.links);
-        self.sending.to_one(from, to, &mut parcel, others)
+        self.sending.send_to_one(from, to, &mut parcel, others)
     }
 
     /// Sends a frame to every session with a role, except to `from`. Returns the number of sessions.
@@ -545,7 +549,7 @@ impl State {
         self.sending.check(frame)?;
         let mut parcel = self.parcel(frame);
         let others = (&self.sessions, &self.links);
-        Ok(self.sending.to_role(from, to, &mut parcel, others))
+        Ok(self.sending.send_to_role(from, to, &mut parcel, others))
     }
 
     /// Counts frames of a session that the role filter has discarded, and answers each of them if the
@@ -900,7 +904,7 @@ impl State {
             }
             Receivers::Role(role) => {
                 self.sending
-                    .to_role_here(Some(forwarded.from), *role, &mut parcel, &self.sessions)
+                    .send_to_role_here(Some(forwarded.from), *role, &mut parcel, &self.sessions)
             }
             Receivers::Application => 0,
         }

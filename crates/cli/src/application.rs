@@ -63,7 +63,7 @@ impl Applications {
             is_request,
         } in &self.applications
         {
-            let added = if is_request {
+            let added = if *is_request {
                 operands.request(*kind, name)
             } else {
                 operands.application(*kind, name)

@@ -16,7 +16,8 @@ use crate::failure::Failure;
 pub struct Output(BufWriter<StdoutLock<'static>>);
 
 impl Output {
-    pub fn new() -> Self {
+    /// Locks the standard output. Blocks while another thread has it.
+    pub fn lock() -> Self {
         Self(BufWriter::new(io::stdout().lock()))
     }
 
@@ -62,14 +63,14 @@ pub fn even_unread(printed: Result<(), Failure>) -> Result<(), Failure> {
 
 /// Prints each value as a line of JSON, and flushes them.
 pub fn print_json_lines(values: impl IntoIterator<Item = impl Display>) -> Result<(), Failure> {
-    let mut output = Output::new();
+    let mut output = Output::lock();
     values.into_iter().try_for_each(|value| output.json(value))?;
     output.flush()
 }
 
 /// Prints one line, and flushes it.
 pub fn print_line(line: impl Display) -> Result<(), Failure> {
-    let mut output = Output::new();
+    let mut output = Output::lock();
     output.line(line)?;
     output.flush()
 }
@@ -81,7 +82,7 @@ pub fn print_text(text: &str) -> Result<(), Failure> {
 
 /// Prints bytes unchanged, and flushes them.
 pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
-    let mut output = Output::new();
+    let mut output = Output::lock();
     output.bytes(bytes)?;
     output.flush()
 }

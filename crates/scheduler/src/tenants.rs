@@ -51,6 +51,10 @@ type Refused = (Refusal, String);
 /// An answer and its receiver.
 type Pending = (SessionInfo, Answer);
 
+/// The answers that are due after a write, and its result: the instances whose addresses are free in the
+/// file as well, or why it failed.
+type FinishedWrite = (Vec<Pending>, Result<BTreeSet<Uuid>, String>);
+
 /// The table, and the answers that wait until it is written.
 #[derive(Debug, Default)]
 pub(super) struct TenantTable {
@@ -429,9 +433,8 @@ impl TenantTable {
         self.freed_in_write.clear();
     }
 
-    /// The answers that are due after a write, and its result: the instances whose addresses are free
-    /// in the file as well. `None` if no write has finished. Begins the next write.
-    fn take_written(&mut self) -> Option<(Vec<Pending>, Result<BTreeSet<Uuid>, String>)> {
+    /// The write that has finished, if one has. Begins the next one.
+    fn take_written(&mut self) -> Option<FinishedWrite> {
         let result = self.keeper.take_result()?;
         let mut done = self.being_written.take().unwrap_or_default();
         let mut freed = std::mem::take(&mut self.freed_in_write);

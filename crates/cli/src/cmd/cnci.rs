@@ -130,7 +130,7 @@ fn show(state: &Path, json: bool) -> Result<(), Failure> {
     if json {
         return print_json(serde_json::to_string(&found)?);
     }
-    let mut output = Output::new();
+    let mut output = Output::lock();
     let heads = [
         ("concentrator", found.concentrator_uuid.as_str()),
         ("tenant", found.tenant_uuid.as_str()),

@@ -193,7 +193,7 @@ fn check(command: &Command, args: &Check) -> Result<(), Failure> {
 /// Prints a line for each problem of a file, or that there is none.
 fn print_problems(file: &Path, problems: &[Problem], as_json: bool) -> Result<(), Failure> {
     let name = file.to_string_lossy();
-    let mut output = Output::new();
+    let mut output = Output::lock();
     match (problems.is_empty(), as_json) {
         (true, true) => output.json(json!({"file": name, "ok": true}))?,
         (true, false) => output.line(format_args!("{}: OK", printable(&name)))?,
@@ -226,10 +226,16 @@ fn problems_of(
         Err(refused @ Refused::Words(_)) => return Err(refused.failure()),
     };
     if let Some((matches, settings)) = read {
-        found.extend(daemon.problems(&matches)?.into_iter().map(|(key, why)| Problem {
-            at: settings.position(key),
-            what: format!("{key}: {why}"),
-        }));
+        found.extend(
+            daemon
+                .problems(&matches)?
+                .found()
+                .into_iter()
+                .map(|(key, why)| Problem {
+                    at: settings.position(key),
+                    what: format!("{key}: {why}"),
+                }),
+        );
     }
     found.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
     Ok(found)

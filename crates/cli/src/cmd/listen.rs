@@ -70,7 +70,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         if !args.trace {
             frame.take_trace();
         }
-        let mut output = Output::new();
+        let mut output = Output::lock();
         if args.json {
             output.json(to_json(&operands, &frame, from))?
         } else {

@@ -21,8 +21,8 @@ impl Problems {
     }
 
     /// The errors, each with its key.
-    pub fn into_iter(self) -> impl Iterator<Item = (&'static str, Failure)> {
-        self.0.into_iter()
+    pub fn found(self) -> Vec<(&'static str, Failure)> {
+        self.0
     }
 
     /// Reads the certificate, which must hold one of these roles, the authority and the

@@ -508,11 +508,11 @@ fn only_root_uses_the_port_of_tunnels() {
         };
         send().unwrap();
         // A new thread is in the same network namespace, and has a user of its own.
-        let other = std::thread::spawn(move || {
+        let other = std::thread::Builder::new().spawn(move || {
             rustix::thread::set_thread_uid(rustix::fs::Uid::from_raw(65_534)).unwrap();
             send()
         });
-        let refused = other.join().unwrap().unwrap_err();
+        let refused = other.unwrap().join().unwrap().unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
         // A link that somebody has deleted is made again.
         tools::ip("link del ssv0\n").unwrap();

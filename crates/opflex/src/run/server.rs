@@ -448,7 +448,7 @@ impl ServerHandle {
         figures.dispatcher = dispatcher;
         if let Some(occupancy) = &self.occupancy {
             figures.handshakes = occupancy.running();
-            figures.max_handshakes = occupancy.max();
+            figures.max_handshakes = occupancy.limit();
         }
         Ok(figures)
     }

@@ -71,18 +71,17 @@ fn a_misspelt_node_is_named_in_the_failure() {
     let cluster = Cluster::opportunistic();
     let mut controller = cluster.controller();
     let _node = cluster.node(1000, &mut [&mut controller]);
-    let rows: [(&dyn Fn(&mut Start), &str); 3] = [
-        (
-            &|s| s.requirements.node_id = "rack1".into(),
-            "no node rack1 is connected",
-        ),
-        (
-            &|s| s.requirements.hostname = "elsewhere".into(),
-            "no connected node has the host name elsewhere",
-        ),
-        (&|s| s.requirements.mem_mb = 1001, ""),
+    let changes: [fn(&mut Start); 3] = [
+        |start| start.requirements.node_id = "rack1".into(),
+        |start| start.requirements.hostname = "elsewhere".into(),
+        |start| start.requirements.mem_mb = 1001,
     ];
-    for (change, detail) in rows {
+    let details = [
+        "no node rack1 is connected",
+        "no connected node has the host name elsewhere",
+        "",
+    ];
+    for (change, detail) in changes.into_iter().zip(details) {
         let mut start = start(1);
         change(&mut start);
         controller.send_payload(&start);

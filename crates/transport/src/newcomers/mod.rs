@@ -148,7 +148,7 @@ impl Occupancy {
     }
 
     /// The maximum number of handshakes.
-    pub fn max(&self) -> usize {
+    pub fn limit(&self) -> usize {
         locked(&self.0).slots.limit
     }
 

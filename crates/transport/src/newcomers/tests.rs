@@ -466,6 +466,7 @@ fn there_are_few_more_threads_than_slots_however_fast_newcomers_come() {
 }
 
 #[test]
+#[expect(clippy::disallowed_types, reason = "a client whose own address is asked for")]
 fn a_newcomer_that_is_cut_is_named_by_the_address_from_which_it_came() {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Default::default());
     let listener = listener.unwrap().remove(0);

@@ -283,7 +283,7 @@ fn an_instance_is_started_again_by_its_policy_after_a_reboot() {
         if !again {
             stays_ended(&mut stage);
         } else if is_known {
-            drop(wait_for_restart(&mut stage));
+            wait_for_restart(&mut stage);
         } else {
             assert_eq!(wait_for_restart(&mut stage), 1, "the instance had run until then");
         }

@@ -421,7 +421,7 @@ fn revoke(args: &Revoke) -> Result<(), Failure> {
         revoked.push(Revoked::now(serial, args.reason));
     }
     let list = authority.revoke(&args.dir, &revoked, args.days)?;
-    let mut output = Output::new();
+    let mut output = Output::lock();
     for (text, Revoked { serial, .. }) in args.certificates.iter().zip(&revoked) {
         let is_new = list.added.iter().any(|added| added.serial == *serial);
         let what = if is_new { "revoked" } else { "was already revoked" };
@@ -539,7 +539,7 @@ fn show(args: &Show) -> Result<(), Failure> {
             "private_key": key.name(),
         }));
     }
-    let mut output = Output::new();
+    let mut output = Output::lock();
     let (origin, count) = (args.file.display(), certificates.len());
     for (info, number) in certificates.iter().zip(1..) {
         let title = format!("{origin}: certificate {number} of {count}");

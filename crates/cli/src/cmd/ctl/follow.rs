@@ -74,7 +74,7 @@ pub(super) struct EventsArgs {
 
 pub(super) fn events(options: &Options, stop: &Stop, args: &EventsArgs) -> Result<(), Failure> {
     follow(options, stop, |_, changes| {
-        let mut output = Output::new();
+        let mut output = Output::lock();
         for change in changes {
             match change {
                 Change::NodeStats { .. } if !args.stats => {}

@@ -160,7 +160,7 @@ impl Printer {
             Form::Escaped(held) => write(output, escaped(held, bytes).as_bytes()),
             Form::Lines(held, gap) => {
                 *gap |= missing;
-                let mut lines = Output::new();
+                let mut lines = Output::lock();
                 for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
                     held.extend(piece);
                     if held.pop_if(|last| *last == b'\n').is_some() {

@@ -252,7 +252,7 @@ impl<'a> Session<'a> {
         let sent = || Ok(self.controller.flush(POLL).then_some(()));
         let sent = self.stop.poll(Duration::ZERO, SENDING, sent)?;
         sent.ok_or_else(|| Failure::new("the scheduler does not receive the commands"))?;
-        let mut output = Output::new();
+        let mut output = Output::lock();
         for order in orders {
             match order.subject() {
                 subject if self.json => output.json(json::accepted(subject))?,

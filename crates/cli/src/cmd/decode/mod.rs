@@ -73,7 +73,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Box::new(BufReader::new(File::open(&args.file).map_err(unreadable)?))
     };
     let mut frames = Frames::of(source).map_err(unreadable)?;
-    let mut output = Output::new();
+    let mut output = Output::lock();
     let (mut count, mut problems) = (0, Vec::new());
     while problems.len() < MAX_PROBLEMS
         && let Some(frame) = frames.next().map_err(unreadable)?

@@ -327,7 +327,7 @@ impl Demo {
     fn issue(&self, role: Role, name: &str) -> Result<String, Failure> {
         let uuid = Uuid::new_v4();
         let issued = self.authority.issue(&CertificateRequest::new(role).uuid(uuid))?;
-        issued.save(&self.processes.path(&format!("{name}.pem")))?;
+        issued.save(self.processes.path(&format!("{name}.pem")))?;
         Ok(uuid.to_string())
     }
 

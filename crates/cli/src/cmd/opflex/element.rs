@@ -286,7 +286,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 
 /// Prints an event, and flushes it, because a reader at the other end of a pipe waits for it.
 fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
-    let mut output = Output::new();
+    let mut output = Output::lock();
     if as_json {
         output.json(serde_json::to_value(event)?)?
     } else {
@@ -338,7 +338,7 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
 
 /// Prints the requested objects; with `follow`, also the policies that they refer to.
 fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool) -> Result<(), Failure> {
-    let mut output = Output::new();
+    let mut output = Output::lock();
     let (mut missing, mut shown) = (Vec::new(), HashSet::new());
     for one in wanted {
         let objects = element.found(one.store, one.subject.clone(), &one.target);

@@ -23,7 +23,7 @@ pub(crate) struct ObjectArgs {
 pub(super) fn endpoints(args: ObjectArgs) -> Result<(), Failure> {
     let uri = args.uri.unwrap_or_else(Uri::root);
     let endpoints = args.control.connect()?.endpoints(&uri).map_err(Failure::new)?;
-    let mut output = Output::new();
+    let mut output = Output::lock();
     for entry in endpoints {
         if args.control.json {
             output.json(serde_json::to_string(&entry).map_err(Failure::new)?)?;
@@ -45,7 +45,7 @@ pub(super) fn reports(args: ObjectArgs) -> Result<(), Failure> {
     if args.control.json {
         return print_json_lines(reports);
     }
-    let mut output = Output::new();
+    let mut output = Output::lock();
     let now = since_1970(wall_clock());
     for mut report in reports {
         let object = ManagedObject::deserialize(report["object"].take()).map_err(Failure::new)?;

@@ -147,7 +147,7 @@ impl Shown {
             note(format_args!("ssntp: {} frames are not shown", self.missed));
         }
         let from = Some((self.from.uuid(), self.from.role()));
-        let mut output = Output::new();
+        let mut output = Output::lock();
         if as_json {
             let mut value = listen::to_json(operands, &self.frame, from);
             value["receivers"] = self.receivers.into();
