@@ -64,7 +64,6 @@
 //! | `aws-lc-rs` | yes | cryptography by aws-lc-rs |
 //! | `ring` | no | cryptography by ring, if `aws-lc-rs` is off |
 //! | `issue` | no | making certificates, `pki::Authority`, and the module `testkit` |
-//! | `simulation` | no | the module `simulation`: servers and clients in virtual time |
 //!
 //! Without `aws-lc-rs` and `ring` the crate compiles, and each use of TLS returns the error that no
 //! cryptography was compiled in.
@@ -86,10 +85,6 @@
 // On docs.rs each item shows the feature that it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
-#![cfg_attr(
-    not(feature = "simulation"),
-    allow(unreachable_pub, reason = "the parts that only simulations reach")
-)]
 
 // Documentation alone. Its code is compiled and run as tests, which make certificates.
 #[cfg(any(all(doc, not(doctest)), all(doctest, feature = "issue")))]
@@ -100,7 +95,7 @@ pub mod payload;
 pub mod proto;
 mod request;
 pub mod server;
-#[cfg(feature = "simulation")]
+#[doc(hidden)]
 pub mod simulation;
 #[cfg(feature = "issue")]
 pub mod testkit;

@@ -1,5 +1,6 @@
 //! The parts of servers and clients for programs that bring their own threads, network and time: the code
-//! that [`Server`](crate::Server) and [`Client`](crate::Client) run, step by step.
+//! that [`Server`](crate::Server) and [`Client`](crate::Client) run, step by step. Hidden, because it may change
+//! in each version: the simulations of this repository use it.
 //!
 //! | type | what it is |
 //! |---|---|

@@ -30,7 +30,7 @@
 //! would drop the frames of the first session that it has not handled. Ending the first session
 //! before the second begins loses no frame, whatever the certificates are.
 //!
-//! The feature `simulation` makes this module public for simulations. A [`ClientCore`] has
+//! Simulations use it by the hidden module `simulation`. A [`ClientCore`] has
 //! no threads, no sockets and no clock. Its owner calls [`ClientCore::step`] with the time, carries
 //! out the [`Next`] that it returns, and steps again after an event or at the time that it names.
 //! [`Client`](super::Client) runs it on its supervisor thread.
