@@ -232,16 +232,16 @@ impl<I> Flow<I> {
             && let Some(sender) = self.senders.get_mut(id)
             && sender.has_input()
         {
-            self.turns.list(id, &mut sender.turn);
+            self.turns.list(id, sender.input(), &mut sender.turn);
         }
     }
 
     /// Begins the next turn, and returns its connection.
     pub fn next_turn(&mut self) -> Option<ConnectionId> {
         loop {
-            let (used, id) = self.turns.pop()?;
+            let id = self.turns.pop()?;
             if let Some(sender) = self.senders.get_mut(id) {
-                self.turns.begin(used, &mut sender.turn);
+                self.turns.begin(&mut sender.turn);
                 return Some(id);
             }
         }
@@ -277,7 +277,8 @@ impl<I> Flow<I> {
         if let Some(sender) = self.senders.get_mut(id) {
             sender.finish_batches();
             let goes_on = sender.has_input() && !self.accounts.is_paused(id);
-            self.turns.end(id, &mut sender.turn, goes_on);
+            let left = goes_on.then(|| sender.input());
+            self.turns.end(id, left, &mut sender.turn);
         }
     }
 

@@ -39,6 +39,8 @@ pub enum Input<I> {
 pub(super) struct Sender<I> {
     credit: Arc<Credit>,
     batches: VecDeque<Batch<I>>,
+    /// The bytes of the batches.
+    input: u64,
     end: Option<EndReason>,
     pub(super) turn: Turn,
     /// The number of frames in its next run, and the number of its runs so far.
@@ -58,6 +60,7 @@ impl<I> Sender<I> {
         Self {
             credit,
             batches: VecDeque::new(),
+            input: 0,
             end: None,
             turn: Turn::default(),
             run: FIRST_RUN,
@@ -66,6 +69,7 @@ impl<I> Sender<I> {
     }
 
     pub(super) fn arrived(&mut self, items: Vec<I>, credit: u64) {
+        self.input += credit;
         self.batches.push_back(Batch {
             bytes: credit,
             items: items.into(),
@@ -74,6 +78,11 @@ impl<I> Sender<I> {
 
     pub(super) fn ended(&mut self, reason: EndReason) {
         self.end = Some(reason);
+    }
+
+    /// The bytes of its input. A batch counts until all of it is handled.
+    pub(super) fn input(&self) -> u64 {
+        self.input
     }
 
     /// True if there is a batch, perhaps an empty one, or the end.
@@ -120,6 +129,7 @@ impl<I> Sender<I> {
 
     fn finish_batch(&mut self) {
         if let Some(batch) = self.batches.pop_front() {
+            self.input -= batch.bytes;
             self.credit.grant(batch.bytes);
             self.turn.charge(batch.bytes.saturating_mul(BYTE_COST));
         }

@@ -156,7 +156,7 @@ fn an_unusable_file_changes_nothing_and_is_logged_once() {
         "pki/crl.pem",
     ];
     let mut command = user.command(&words);
-    command.env("RUST_LOG", "warn,ssntp::daemon=info");
+    command.env("RUST_LOG", "warn,ssntp_daemon=info");
     let server = Program::of(command);
     let at = server.line("listening at ");
     let stays = listener(&user, &at, "pki/agent.pem");
@@ -169,7 +169,7 @@ fn an_unusable_file_changes_nothing_and_is_logged_once() {
     server.signal(Signal::HUP);
     server.error_with("SIGHUP: not reloaded");
     user.replace("pki/crl.pem", whole);
-    let taken = server.error_with(" ssntp::daemon] ");
+    let taken = server.error_with(" ssntp_daemon::daemon] ");
     assert!(
         taken.contains("read its files again"),
         "no other line was logged meanwhile: {taken}"

@@ -163,7 +163,7 @@ fn pages_show_the_running_and_the_gone_instances_of_a_live_cluster() {
         head.contains(" 200 ") && body.contains("created"),
         "{head} {body}"
     );
-    until(&address, "/workloads/web", "</i>active");
+    until(&address, "/workloads/web", "</i>running");
     until(&address, "/sessions", "CN=agent");
     let (_, body) = ask(&address, "GET /api/v1/instances HTTP/1.1", "");
     let instances: Value = serde_json::from_str(&body).unwrap();
@@ -173,7 +173,7 @@ fn pages_show_the_running_and_the_gone_instances_of_a_live_cluster() {
     assert!(rows.contains("\"workload\":\"web\""), "{rows}");
     cluster.kill_node(0);
     until(&address, "/", "1 node is gone");
-    until(&address, &format!("/instances/{instance}"), "</i>was active");
+    until(&address, &format!("/instances/{instance}"), "</i>was running");
 }
 
 /// The number of outputs that are followed at the scheduler.

@@ -10,7 +10,7 @@ use std::net::Shutdown;
 
 use super::receiver::MAX_ANSWERS;
 use super::sender::{FIRST_RUN, LONGEST_RUN, RUN_TARGET};
-use super::turns::SHARE;
+use super::turns::{LIGHT, SHARE};
 use super::*;
 use crate::budget::Budget;
 use crate::host::threads;
@@ -154,8 +154,12 @@ impl Net {
     }
 
     fn read(&mut self, from: &Peer, items: &[&'static str]) {
-        from.credit.spend(100);
-        self.flow.arrived(from.id, items.to_vec(), 100);
+        self.read_bytes(from, items, 100);
+    }
+
+    fn read_bytes(&mut self, from: &Peer, items: &[&'static str], bytes: u64) {
+        from.credit.spend(bytes);
+        self.flow.arrived(from.id, items.to_vec(), bytes);
     }
 
     fn turn(&mut self) -> Option<ConnectionId> {

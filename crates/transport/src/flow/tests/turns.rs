@@ -63,10 +63,7 @@ fn a_lone_frame_waits_for_one_turn_even_if_a_thousand_senders_have_unused_shares
     let mut net = Net::new(1 << 40);
     let crowd: Vec<_> = (0..1000).map(|_| net.peer(1)).collect();
     // These readers wait until their batch is handled. A batch is a third of a share.
-    let batch = |net: &mut Net, peer: &Peer| {
-        peer.credit.spend(80_000);
-        net.flow.arrived(peer.id, vec!["x"], 80_000);
-    };
+    let batch = |net: &mut Net, peer: &Peer| net.read_bytes(peer, &["x"], 80_000);
     for peer in &crowd {
         batch(&mut net, peer);
     }
@@ -81,6 +78,76 @@ fn a_lone_frame_waits_for_one_turn_even_if_a_thousand_senders_have_unused_shares
             assert_eq!(lone, (sparse.id, 1), "after {n} turns of others");
         }
     }
+}
+
+#[test]
+fn lone_frames_go_before_bulk_although_their_sender_uses_more_than_its_part() {
+    let mut net = Net::new(1 << 40);
+    let crowd: Vec<_> = (0..100).map(|_| net.peer(1)).collect();
+    for peer in &crowd {
+        net.read_bytes(peer, &["x"], LIGHT + 1);
+    }
+    let often = net.peer(1);
+    for n in 0..10_000 {
+        let (id, _) = net.whole_turn(TURN / 2).unwrap();
+        let busy = crowd.iter().find(|peer| peer.id == id);
+        net.read_bytes(busy.unwrap(), &["x"], LIGHT + 1);
+        net.read_bytes(&often, &["x"], LIGHT);
+        let lone = net.whole_turn(TURN / 4).unwrap();
+        assert_eq!(lone, (often.id, 1), "after {n} turns of others");
+    }
+}
+
+#[test]
+fn bulk_keeps_half_of_the_time_however_many_connections_are_light() {
+    let mut net = Net::new(1 << 40);
+    let bulk = net.peer(1);
+    net.read_bytes(&bulk, &["x"; 100_000], 1 << 20);
+    let light: Vec<_> = (0..50).map(|_| net.peer(1)).collect();
+    for peer in &light {
+        net.read(peer, &["x"]);
+    }
+    let (mut of_bulk, mut of_each) = (Duration::ZERO, vec![Duration::ZERO; light.len()]);
+    for _ in 0..50_000 {
+        let (id, items) = net.whole_turn(TURN / 10).unwrap();
+        let took = TURN / 10 * items;
+        match light.iter().position(|peer| peer.id == id) {
+            None => of_bulk += took,
+            Some(which) => {
+                of_each[which] += took;
+                net.read(&light[which], &["x"]);
+            }
+        }
+        let of_light: Duration = of_each.iter().sum();
+        assert!(of_light <= of_bulk + TURN * 2, "{of_light:?} beside {of_bulk:?}");
+    }
+    // And the light ones share their half.
+    let (least, most) = (of_each.iter().min().unwrap(), of_each.iter().max().unwrap());
+    assert!(*most - *least <= TURN * 2, "{of_each:?}");
+}
+
+#[test]
+fn a_connection_that_is_light_and_bulk_in_turn_has_its_part_of_bulk() {
+    let mut net = Net::new(1 << 40);
+    let crowd: Vec<_> = (0..10).map(|_| net.peer(1)).collect();
+    for peer in &crowd {
+        net.read_bytes(peer, &["x"; 10_000], 1 << 20);
+    }
+    let both = net.peer(1);
+    net.read_bytes(&both, &["x"], 1 << 20);
+    let (mut others, mut of_bulk, mut is_light) = (0, 0, false);
+    for _ in 0..2_000 {
+        let (id, _) = net.whole_turn(TURN).unwrap();
+        if id == both.id {
+            of_bulk += u32::from(!is_light);
+            is_light = !is_light;
+            net.read_bytes(&both, &["x"], if is_light { 1 } else { 1 << 20 });
+        } else {
+            others += 1;
+        }
+    }
+    // A mebibyte is charged with four shares besides the time.
+    assert!(of_bulk * 10 <= others, "{of_bulk} beside {others}");
 }
 
 #[test]
@@ -129,7 +196,7 @@ fn busy_connections_share_by_time_bytes_and_frames() {
     let mut net = Net::new(1 << 40);
     let [slow, fast] = [net.peer(1), net.peer(1)];
     for peer in [&slow, &fast] {
-        net.read(peer, &["x"; 100_000]);
+        net.read_bytes(peer, &["x"; 100_000], LIGHT + 1);
     }
     let mut had = [0, 0];
     for _ in 0..1000 {
@@ -147,16 +214,15 @@ fn busy_connections_share_by_time_bytes_and_frames() {
     assert!((4.5..5.5).contains(&ratio), "{had:?}");
     // A mebibyte takes four shares, and so do four million frames.
     let [long, many] = [net.peer(1), net.peer(1)];
-    long.credit.spend(1 << 20);
-    net.flow.arrived(long.id, vec!["x"], 1 << 20);
-    net.read(&many, &["x"]);
+    net.read_bytes(&long, &["x"], 1 << 20);
+    net.read_bytes(&many, &["x"], LIGHT + 1);
     for (peer, frames) in [(&long, 1), (&many, 4 << 20)] {
         assert_eq!(net.turn(), Some(peer.id));
         net.flow.take(peer.id);
         net.flow.charge(peer.id, frames, Duration::ZERO, 0);
         assert!(net.flow.take(peer.id).is_none());
         net.flow.end_turn(peer.id);
-        net.read(peer, &["more"]);
+        net.read_bytes(peer, &["more"], LIGHT + 1);
     }
     let order: Vec<_> = std::iter::from_fn(|| net.whole_turn(TURN).map(|(id, _)| id))
         .take(10)
