@@ -179,6 +179,8 @@ const DISPATCHER: &[Metric<DispatcherFigures>] = &[
     gauge("ssntp_dispatcher_with_input", "Connections whose input waits for a turn.", |f| one(f.with_input)),
     histogram("ssntp_dispatcher_wait_seconds",
         "How long events wait for the dispatcher; at most one event a millisecond is measured.", |f| one(f.waits)),
+    histogram("ssntp_dispatcher_input_age_seconds", "How long the oldest input of a connection has waited when its turn begins.",
+        |f| one(f.ages)),
     histogram("ssntp_dispatcher_turn_seconds", "Processor time of one turn of a connection.", |f| one(f.turns)),
 ];
 

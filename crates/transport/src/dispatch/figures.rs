@@ -18,6 +18,8 @@ pub struct DispatcherFigures {
     pub waits: Histogram,
     /// The time that the request for these figures waited in the channel.
     pub waited: Duration,
+    /// The times that the oldest input of a connection had waited when its turn began.
+    pub ages: Histogram,
     /// The processor time of its turns, without the sending that they cause. A turn is the input
     /// of one connection that is handled before another connection's; it should take a millisecond
     /// at most.

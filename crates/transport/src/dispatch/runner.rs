@@ -54,8 +54,9 @@ pub struct Runner<C: Core, T: Threads = Link> {
     stopping: Option<Instant>,
     exiting: bool,
     due: Option<Instant>,
-    /// The times that events waited, and the processor time of turns.
+    /// The times that events waited, the ages of input at its turn, and the processor time of turns.
     waits: Histogram,
+    ages: Histogram,
     turns: Histogram,
 }
 
@@ -86,6 +87,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             exiting: false,
             due: None,
             waits: Histogram::default(),
+            ages: Histogram::default(),
             turns: Histogram::default(),
         }
     }
@@ -146,7 +148,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     return;
                 }
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
-                let late = self.flow.arrived(id, items, credit);
+                let late = self.flow.arrived(id, items, credit, now);
                 // Without a turn there is no action to carry out.
                 return self.unhandled(id, late);
             }
@@ -209,6 +211,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
         let Some(id) = self.flow.next_turn() else {
             return;
         };
+        if let Some(age) = self.flow.age(id, now) {
+            self.ages.record(age);
+        }
         let mut took = None;
         while let Some(input) = self.flow.take(id) {
             self.begin_step(!self.flow.has_input(id) && self.flow.is_idle());
@@ -248,6 +253,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 with_input: self.flow.with_input(),
                 waits: self.waits,
                 waited: Duration::ZERO,
+                ages: self.ages,
                 turns: self.turns,
             },
             queues: self.settings.budget.figures(),

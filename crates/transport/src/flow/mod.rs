@@ -208,11 +208,11 @@ impl<I> Flow<I> {
 
     /// Adds items for which a reader spent `credit` bytes of credit. Returns the items if the
     /// connection has ended.
-    pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64) -> Vec<I> {
+    pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64, now: Instant) -> Vec<I> {
         let Some(sender) = self.senders.get_mut(id) else {
             return items;
         };
-        sender.arrived(items, credit);
+        sender.arrived(items, credit, now);
         self.list(Some(id));
         Vec::new()
     }
@@ -245,6 +245,12 @@ impl<I> Flow<I> {
                 return Some(id);
             }
         }
+    }
+
+    /// How long the oldest input of a connection has waited.
+    pub fn age(&self, id: ConnectionId, now: Instant) -> Option<Duration> {
+        let oldest = self.senders.get(id).and_then(Sender::oldest)?;
+        Some(now.saturating_duration_since(oldest))
     }
 
     /// The next input of the connection that has the turn. `None` if the turn is over: there is no

@@ -51,6 +51,7 @@ pub(super) struct Sender<I> {
 #[derive(Debug)]
 struct Batch<I> {
     items: VecDeque<I>,
+    arrived: Instant,
     /// The credit that the reader gets back when the batch is handled.
     bytes: u64,
 }
@@ -68,16 +69,22 @@ impl<I> Sender<I> {
         }
     }
 
-    pub(super) fn arrived(&mut self, items: Vec<I>, credit: u64) {
+    pub(super) fn arrived(&mut self, items: Vec<I>, credit: u64, now: Instant) {
         self.input += credit;
         self.batches.push_back(Batch {
             bytes: credit,
             items: items.into(),
+            arrived: now,
         });
     }
 
     pub(super) fn ended(&mut self, reason: EndReason) {
         self.end = Some(reason);
+    }
+
+    /// The time at which the oldest of its input arrived.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.batches.front().map(|batch| batch.arrived)
     }
 
     /// The bytes of its input. A batch counts until all of it is handled.

@@ -288,7 +288,7 @@ fn an_end_with_grace_sends_the_line_first_and_holds_no_origin() {
     net.send(&sender, &receiver, 4);
     net.tell(&receiver, item("farewell"));
     receiver.credit.spend(1);
-    net.flow.arrived(receiver.id, vec!["unread"], 1);
+    net.flow.arrived(receiver.id, vec!["unread"], 1, net.start);
     net.flow.ended(receiver.id, EndReason::PeerClosed);
     assert_eq!(net.flow.end(receiver.id, net.start), ["unread"]);
     assert!(!net.waits(&sender) && net.flow.next_deadline().is_none());

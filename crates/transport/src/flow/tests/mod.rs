@@ -159,7 +159,7 @@ impl Net {
 
     fn read_bytes(&mut self, from: &Peer, items: &[&'static str], bytes: u64) {
         from.credit.spend(bytes);
-        self.flow.arrived(from.id, items.to_vec(), bytes);
+        self.flow.arrived(from.id, items.to_vec(), bytes, self.start);
     }
 
     fn turn(&mut self) -> Option<ConnectionId> {

@@ -373,7 +373,7 @@ fn an_end_returns_input_and_credit() {
     assert_eq!(net.flow.remove(peer.id), ["b", "c"]);
     assert_eq!(peer.credit.try_wait().0, Some(false), "the reader has to end");
     assert_eq!(net.budget.used(), 7, "the input under way");
-    assert_eq!(net.flow.arrived(peer.id, vec!["late"], 7), ["late"]);
+    assert_eq!(net.flow.arrived(peer.id, vec!["late"], 7, net.start), ["late"]);
     net.flow.ended(peer.id, EndReason::Local);
     net.flow.put_back(peer.id, "late");
     net.flow.end_turn(peer.id);
@@ -381,4 +381,21 @@ fn an_end_returns_input_and_credit() {
     assert_eq!(net.turn(), None);
     drop(peer);
     assert_eq!(net.budget.used(), 0);
+}
+
+#[test]
+fn input_has_the_age_of_its_oldest_batch() {
+    let mut net = Net::new(1 << 40);
+    let peer = net.peer(1);
+    assert_eq!(net.flow.age(peer.id, net.at(5)), None);
+    net.read(&peer, &["a"]);
+    net.flow.arrived(peer.id, vec!["b"], 0, net.at(3));
+    assert_eq!(net.flow.age(peer.id, net.at(5)), Some(Duration::from_millis(5)));
+    net.turn();
+    for _ in ["a", "b"] {
+        net.flow.take(peer.id);
+    }
+    assert_eq!(net.flow.age(peer.id, net.at(5)), Some(Duration::from_millis(2)));
+    net.flow.end_turn(peer.id);
+    assert_eq!(net.flow.age(peer.id, net.at(5)), None);
 }
