@@ -132,10 +132,10 @@ impl std::fmt::Debug for MainError {
 /// `ssntp-transport` that an embedder needs.
 pub mod transport {
     pub use ssntp_transport::memory;
-    pub use ssntp_transport::tls;
+    pub use ssntp_transport::tls::{CertificateFault, TlsError};
     pub use ssntp_transport::{
         Address, AddressError, BudgetFigures, DispatcherFigures, KeepAlive, Limits, PeerAddress,
-        ProcessFigures, Target, TcpOptions, default_max_handshakes,
+        ProcessFigures, Target, TcpOptions,
     };
 }
 pub use ssntp_pki as pki;

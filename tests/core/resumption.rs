@@ -7,8 +7,8 @@ use ssntp::Role;
 use ssntp::pki::{CertificateRequest, Identity};
 use ssntp::proto::{Command, Connect, ErrorCode, Frame};
 use ssntp::server::{Filter, Rules};
-use ssntp::transport::tls::Connector;
 use ssntp_test_support::*;
+use ssntp_transport::tls::Connector;
 use uuid::Uuid;
 
 /// A client that keeps tickets.

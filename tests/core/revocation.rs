@@ -15,7 +15,7 @@ use ssntp::pki::{
 };
 use ssntp::rustls::{self, AlertDescription, CertificateError};
 use ssntp::transport::memory;
-use ssntp::transport::tls::{Acceptor, Connector, TlsError};
+use ssntp_transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_transport::{BufferPool, Outgoing};
 
 use ssntp_test_support::{LIMIT, warnings};

@@ -12,9 +12,9 @@ use clap::{Arg, Command};
 use ssntp::pki::{Identity, ServerCheck, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
-use ssntp::transport::tls::Connector;
 use ssntp_engine::{Endpoints, Etcd, EtcdConfig, Join, Member, Membership, User, View};
 use ssntp_scheduler::Peers;
+use ssntp_transport::tls::Connector;
 
 use crate::failure::Failure;
 use crate::input;

@@ -17,9 +17,9 @@ use ssntp::pki::{
     Fault, Host, Identity, Issued, KeyKind, PrivateKeyDer, Trust, load_certificates,
 };
 use ssntp::transport::memory;
-use ssntp::transport::tls::{Secured, TlsError};
 use ssntp_test_support::warnings;
 use ssntp_transport::BufferPool;
+use ssntp_transport::tls::{Secured, TlsError};
 use uuid::Uuid;
 
 const DAY: Duration = Duration::from_secs(86_400);

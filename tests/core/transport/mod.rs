@@ -21,8 +21,8 @@ use ssntp::Role;
 use ssntp::pki::{self, Authority, AuthorityRequest, ServerCheck};
 use ssntp::transport::Limits;
 use ssntp::transport::memory::{self, Faults};
-use ssntp::transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_test_support::{LIMIT, identity, trust};
+use ssntp_transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_transport::{
     BufferPool, Decode, Duplex, EndReason, Halves, Link, LinkConfig, Outbox, Outgoing, Sink, plain,
 };

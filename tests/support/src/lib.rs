@@ -31,7 +31,7 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trus
 use ssntp::proto::{Codec, Connect, Connected, Frame, FrameKind, HEADER_LEN, Header, Item, Operands, Status};
 use ssntp::server::{Handler, Server, ServerConfig};
 use ssntp::transport::memory::{Faults, MemoryListener};
-use ssntp::transport::tls::Connector;
+use ssntp_transport::tls::Connector;
 use ssntp_transport::{BufferPool, Duplex, Halves, Outgoing};
 use uuid::Uuid;
 

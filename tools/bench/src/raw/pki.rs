@@ -11,8 +11,8 @@ use rustls::sign::SingleCertAndKey;
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp::transport::tls::Connector;
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_transport::tls::Connector;
 use ssntp_transport::{BufferPool, Halves};
 use uuid::Uuid;
 

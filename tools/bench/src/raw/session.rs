@@ -12,8 +12,8 @@ use rustls::client::{
     ClientSessionMemoryCache, ClientSessionStore, Tls12ClientSessionValue, Tls13ClientSessionValue,
 };
 use rustls::pki_types::ServerName;
-use ssntp::transport::tls::Connector;
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_transport::tls::Connector;
 use ssntp_transport::{BufferPool, Duplex, Halves, Outgoing, Tried, connect_tcp, connect_unix};
 
 use super::{LIMIT, Side, System, Wire, now};

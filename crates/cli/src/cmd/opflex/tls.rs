@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use ssntp::payload::yaml;
 use ssntp::pki::{Identity, ServerCheck, Trust};
-use ssntp::transport::tls::{Acceptor, Connector};
+use ssntp_transport::tls::{Acceptor, Connector};
 
 use crate::credentials::{CrlArgs, FilesRead, Lifetime};
 use crate::failure::Failure;
