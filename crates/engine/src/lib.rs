@@ -1,6 +1,6 @@
 //! The state that several servers share: the members, the leader, and documents such as the
-//! cluster's configuration. An [`Engine`] stores it; servers use [`Etcd`], and tests use
-//! [`MemoryEngine`].
+//! cluster's configuration. An [`Engine`] stores it; servers use [`Etcd`], and tests an
+//! engine in memory.
 //!
 //! ```text
 //!  owner's dispatcher ◀─ changed(&View) ┐
@@ -14,7 +14,6 @@
 //! |---|---|
 //! | `engine` | [`Engine`], its requests and its answers |
 //! | `etcd` | [`Etcd`]; the only module that knows etcd |
-//! | `memory` | [`MemoryEngine`] |
 //! | `machine` | [`Machine`]: membership and leadership, without threads or a clock |
 //! | `membership` | [`Membership`]: the thread that runs the machine |
 //!
@@ -22,14 +21,21 @@
 
 #![deny(missing_docs)]
 
+#[cfg(test)]
+extern crate self as ssntp_engine;
+
 mod engine;
 mod etcd;
 mod machine;
 mod membership;
-mod memory;
 
 pub use self::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
 pub use self::etcd::{Endpoints, EndpointsError, Etcd, EtcdConfig, User};
 pub use self::machine::{Acting, CALL, Document, Join, LEADER_TIME, Leader, Machine, Member, Next, View};
 pub use self::membership::{Documents, Membership};
-pub use self::memory::MemoryEngine;
+
+// Shared with the tests of other packages, so it names this crate as they do.
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub, reason = "other packages use the rest of it")]
+#[path = "../../../tests/support/src/memory_engine.rs"]
+mod memory;

@@ -26,7 +26,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use ssntp_engine::{Answer, EngineError, Join, Machine, Member, MemoryEngine, Next, Request};
+use ssntp_engine::{Answer, EngineError, Join, Machine, Member, Next, Request};
+use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::random::Random;
 use uuid::Uuid;
 

@@ -280,7 +280,8 @@ mod tests {
     use crate::{Scheduler, SchedulerConfig};
     use ssntp::proto::{Event, Frame, FrameKind};
     use ssntp::testkit::{HandlerTest, Testkit};
-    use ssntp_engine::{Join, Member, Membership, MemoryEngine};
+    use ssntp_engine::{Join, Member, Membership};
+    use ssntp_test_support::memory_engine::MemoryEngine;
 
     #[test]
     fn a_term_leaves_its_intents_to_the_next_one_and_waits_for_all_reports_with_its_own() {

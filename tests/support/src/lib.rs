@@ -16,6 +16,7 @@
 pub mod bodies;
 pub mod etcd;
 pub mod links;
+pub mod memory_engine;
 pub mod peers;
 pub mod port;
 pub mod proxy;

@@ -11,7 +11,8 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
 use ssntp::transport::Target;
 use ssntp::transport::memory::MemoryListener;
-use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
+use ssntp_engine::{Answer, Engine, EngineError, Request};
+use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_payload::{
     InstanceState, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, StartFailure,
     StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,

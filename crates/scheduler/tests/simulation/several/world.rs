@@ -17,7 +17,8 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateReques
 use ssntp::server::{Federation, ServerConfig};
 use ssntp::simulation::Trial;
 use ssntp::simulation::{Attempt, Entry, Environment};
-use ssntp_engine::{EngineError, MemoryEngine, Next};
+use ssntp_engine::{EngineError, Next};
+use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::Settings;
 use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};

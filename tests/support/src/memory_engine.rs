@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::engine::{Answer, Engine, EngineError, Entry, Kept, LEADER, Lease, Request, When};
+use ssntp_engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
 
 /// The span of time that [`MemoryEngine::forget`] can undo.
 const PAST: Duration = Duration::from_secs(1);
@@ -152,7 +152,7 @@ impl Store {
             When::Absent => old.is_none(),
             When::At(revision) => old.is_some_and(|entry| entry.modified == revision),
             When::Led(lease, revision) => {
-                let leader = self.kept.entries.get(LEADER);
+                let leader = self.kept.entries.get("leader");
                 leader.is_some_and(|leader| leader.lease == Some(lease))
                     && old.map(|entry| entry.modified) == revision
             }
