@@ -1,10 +1,10 @@
 //! Several servers with the same policy.
 
 use ssntp_engine::{Engine, EngineError, Etcd, EtcdConfig, Request, When};
-use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_opflex::policy_element::PeerState;
 use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
 use ssntp_test_support::etcd::EtcdProcess;
+use ssntp_test_support::memory_engine::MemoryEngine;
 
 use super::*;
 

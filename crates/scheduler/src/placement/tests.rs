@@ -53,16 +53,16 @@ fn the_search_begins_after_the_last_node_and_wraps() {
     let mut placement = nodes(Policy::Opportunistic, &[8, 8, 2, 8]);
     let four = needs(4);
     let order: Vec<_> = (0..7).map(|_| place(&mut placement, &four)).collect();
-    // The first search begins after slot 0; two STARTs of 4 GB fill 8.
-    assert_eq!(order, [2, 4, 1, 2, 4, 1, 0]);
+    // Two STARTs of 4 GB fill 8.
+    assert_eq!(order, [1, 2, 4, 1, 2, 4, 0]);
 }
 
 #[test]
 fn a_strict_node_gets_one_start_for_each_ready() {
     let mut placement = nodes(Policy::Strict, &[8, 8]);
     let one = needs(1);
-    assert_eq!([place(&mut placement, &one), place(&mut placement, &one)], [2, 1]);
-    assert_eq!(placement.place(&one, None), Verdict::Wait(uuid(2)));
+    assert_eq!([place(&mut placement, &one), place(&mut placement, &one)], [1, 2]);
+    assert_eq!(placement.place(&one, None), Verdict::Wait(uuid(1)));
     assert!(placement.would_fit(uuid(1), &one) && !placement.would_fit(uuid(1), &needs(9)));
     assert_eq!(
         placement.place(&needs(9), None),
@@ -190,7 +190,7 @@ fn a_uuid_or_a_name_selects_the_node() {
     let named = |node_id: Id| Needs { node_id, ..needs(1) };
     assert_eq!(
         [0; 4].map(|_| place(&mut placement, &called("HOST-a"))),
-        [2, 1, 2, 1]
+        [1, 2, 1, 2]
     );
     assert_eq!(place(&mut placement, &called("other")), 3);
     assert_eq!(placement.place(&called("nobody"), None), Verdict::NoRoom);
@@ -211,20 +211,20 @@ fn a_uuid_or_a_name_selects_the_node() {
 }
 
 #[test]
-fn nodes_of_one_name_take_turns_and_the_name_is_forgotten_with_the_last() {
+fn nodes_of_one_name_take_turns() {
     let mut placement = nodes(Policy::Strict, &[8, 1, 8, 8]);
     placement.hostname(uuid(3), "other");
     let called = Needs {
         hostname: "host-a".into(),
         ..needs(2)
     };
-    assert_eq!([0; 3].map(|_| place(&mut placement, &called)), [4, 1, 0]);
-    assert_eq!(placement.place(&called, None), Verdict::Wait(uuid(4)));
-    assert_eq!(placement.place(&called, Some(uuid(4))), Verdict::Wait(uuid(1)));
+    assert_eq!([0; 3].map(|_| place(&mut placement, &called)), [1, 4, 0]);
+    assert_eq!(placement.place(&called, None), Verdict::Wait(uuid(1)));
+    assert_eq!(placement.place(&called, Some(uuid(1))), Verdict::Wait(uuid(4)));
     for node in 1..=4 {
         placement.disconnect(uuid(node));
     }
-    assert!(placement.by_hostname.is_empty());
+    assert_eq!(placement.place(&called, None), Verdict::NoNode);
 }
 
 #[test]
@@ -280,99 +280,59 @@ fn numbers_below_zero_are_refused() {
     assert_eq!(Needs::of(&start), Err("start.storage.size"));
 }
 
-/// A table of nodes without an index.
-#[derive(Default)]
-struct Plain {
-    slots: Vec<Option<(Uuid, State, Room)>>,
-    last: usize,
-}
-
-impl Plain {
-    fn at(&mut self, node: Uuid) -> Option<&mut (Uuid, State, Room)> {
-        self.slots.iter_mut().flatten().find(|(uuid, _, _)| *uuid == node)
-    }
-
-    fn place(&mut self, wanted: Room) -> Option<Uuid> {
-        let count = self.slots.len();
-        let slot = (1..=count)
-            .map(|step| (self.last + step) % count)
-            .find(|slot| matches!(&self.slots[*slot], Some((_, State::Ready, room)) if room.holds(wanted)))?;
-        self.last = slot;
-        let (uuid, _, room) = self.slots[slot].as_mut()?;
-        let [mem_mb, disk_mb, _] = wanted.0;
-        *room = room.minus(Room([mem_mb, disk_mb, 0]));
-        Some(*uuid)
-    }
-}
+/// The nodes that accept a START, with their room and host name, in the order of their UUIDs.
+type Open = Vec<(Uuid, Room, String)>;
 
 proptest! {
     #[test]
-    fn the_trees_find_the_same_node_as_a_linear_search(
+    fn the_next_node_in_order_that_fits_is_found(
         steps in prop::collection::vec((0..8_u8, 1..20_u128, 0..16_i64, 0..16_i64), 1..200),
     ) {
         let mut placement = Placement::new(Policy::Opportunistic);
-        let mut plain = Plain::default();
-        let mut names = HashMap::new();
+        let (mut open, mut last) = (Open::new(), Uuid::nil());
         for (step, node, mem_mb, disk_mb) in steps {
             let (name, node) = (format!("host-{}", node % 3), uuid(node));
-            let report = Ready { mem_available_mb: mem_mb, disk_available_mb: disk_mb, ..Ready::default() };
-            let report = Ready { hostname: name.clone(), ..report };
             match step {
                 0 => {
+                    let report = Ready { mem_available_mb: mem_mb, disk_available_mb: disk_mb, ..Ready::default() };
+                    let report = Ready { hostname: name.clone(), ..report };
                     placement.connect(node, Role::AGENT);
                     placement.ready(node, &report);
-                    names.insert(node, name);
-                    if let Some(slot) = plain.slots.iter_mut().find(|s| matches!(s, Some((u, _, _)) if *u == node)) {
-                        *slot = None;
-                    }
-                    let entry = Some((node, State::Ready, Room::of(&report)));
-                    match plain.slots.iter_mut().find(|slot| slot.is_none()) {
-                        Some(slot) => *slot = entry,
-                        None => plain.slots.push(entry),
-                    }
+                    open.retain(|(other, ..)| *other != node);
+                    open.push((node, Room::of(&report), name));
+                    open.sort_by_key(|(uuid, ..)| *uuid);
                 }
-                1 => {
-                    placement.disconnect(node);
-                    if let Some(slot) = plain.slots.iter_mut().find(|s| matches!(s, Some((u, _, _)) if *u == node)) {
-                        *slot = None;
+                1 | 2 => {
+                    if step == 1 {
+                        placement.disconnect(node);
+                    } else {
+                        placement.close(node);
                     }
-                }
-                2 => {
-                    placement.close(node);
-                    if let Some(entry) = plain.at(node) {
-                        entry.1 = State::Closed;
-                    }
+                    open.retain(|(other, ..)| *other != node);
                 }
                 3 => {
                     let name = format!("host-{}", mem_mb % 3);
                     placement.hostname(node, &name);
-                    names.insert(node, name);
-                }
-                4 => {
-                    let needs = Needs { mem_mb: mem_mb / 4, disk_mb: disk_mb / 4, ..Needs::default() };
-                    let verdict = placement.place(&Needs { hostname: name.clone(), ..needs.clone() }, None);
-                    let fits = |slot: &Option<(Uuid, State, Room)>| slot.is_some_and(|(uuid, state, room)| {
-                        names[&uuid] == name && state == State::Ready && room.holds(Room::needed(&needs))
-                    });
-                    let Verdict::Placed(allocation) = verdict else {
-                        prop_assert!(!plain.slots.iter().any(fits), "{name} has room: {verdict:?}");
-                        continue;
-                    };
-                    let slot = plain.slots.iter().position(|s| s.is_some_and(|(uuid, _, _)| uuid == allocation.node));
-                    let slot = slot.expect("the node is connected");
-                    prop_assert!(fits(&plain.slots[slot]));
-                    plain.last = slot;
-                    if let Some((_, _, room)) = &mut plain.slots[slot] {
-                        *room = room.minus(Room([needs.mem_mb, needs.disk_mb, 0]));
-                    }
+                    let mut named = open.iter_mut().filter(|(other, ..)| *other == node);
+                    named.by_ref().for_each(|(_, _, old)| old.clone_from(&name));
                 }
                 _ => {
-                    let needs = Needs { mem_mb: mem_mb / 4, disk_mb: disk_mb / 4, ..Needs::default() };
+                    let hostname = if step == 4 { name } else { String::new() };
+                    let needs = Needs { mem_mb: mem_mb / 4, disk_mb: disk_mb / 4, hostname, ..Needs::default() };
+                    let (later, earlier): (Vec<_>, Vec<_>) = open.iter_mut().partition(|(uuid, ..)| *uuid > last);
+                    let mut all = later.into_iter().chain(earlier);
+                    let wanted = all.find(|(_, room, name)| {
+                        room.holds(Room::needed(&needs)) && (needs.hostname.is_empty() || needs.hostname == *name)
+                    });
                     let placed = match placement.place(&needs, None) {
                         Verdict::Placed(allocation) => Some(allocation.node),
                         _ => None,
                     };
-                    prop_assert_eq!(placed, plain.place(Room::needed(&needs)));
+                    prop_assert_eq!(placed, wanted.as_ref().map(|(uuid, ..)| *uuid));
+                    if let Some((uuid, room, _)) = wanted {
+                        last = *uuid;
+                        *room = room.minus(Room([needs.mem_mb, needs.disk_mb, 0]));
+                    }
                 }
             }
         }

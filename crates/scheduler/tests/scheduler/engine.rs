@@ -9,9 +9,9 @@ use ssntp::proto::{Frame, Status};
 use ssntp::server::{Federation, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_engine::{Answer, Engine, EngineError, Request};
-use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
+use ssntp_test_support::memory_engine::MemoryEngine;
 
 use super::client::{self, Client};
 

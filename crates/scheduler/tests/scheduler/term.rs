@@ -12,13 +12,13 @@ use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
 use ssntp::transport::Target;
 use ssntp::transport::memory::MemoryListener;
 use ssntp_engine::{Answer, Engine, EngineError, Request};
-use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_payload::{
     InstanceState, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, StartFailure,
     StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,
 };
 use ssntp_scheduler::{JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
+use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_transport::{BufferPool, Outgoing};
 use uuid::Uuid;
 
