@@ -13,7 +13,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 BUILD_BENCH = $(CARGO) build --release -p ssntp-cli -p ssntp-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-again simulate check doc certs bench bench-peers deb examples small static soak fuzz ci
+.PHONY: help run test test-again simulate check doc certs bench bench-peers deb release examples small static soak fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,10 @@ bench-peers: ## the same beside nats-server and mosquitto, if they are installed
 
 deb: ## a Debian package with units, manual pages and completions, in target/debian/; for ARCH=aarch64, too
 	packaging/build release $(ARCH)
+
+release: ## what a release publishes: Debian packages, static agents, checksums, an SBOM; see docs/releasing.md
+	.ci/package all
+	packaging/release
 
 examples: ## run every example
 	.ci/examples
