@@ -1,7 +1,6 @@
 //! URIs of managed objects.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -23,9 +22,8 @@ use std::sync::Arc;
 /// ```
 /// use ssntp_opflex::model::Uri;
 ///
-/// let domain: Uri = "/PolicyUniverse/GbpRoutingDomain/rd/".parse()?;
-/// let endpoint = Uri::builder().segment("EprL3Ep").uri(&domain).segment("10.0.0.1").build()?;
-/// assert_eq!(endpoint.as_str(), "/EprL3Ep/%2fPolicyUniverse%2fGbpRoutingDomain%2frd%2f/10.0.0.1/");
+/// let endpoint: Uri = "/EprL3Ep/%2fPolicyUniverse%2fGbpRoutingDomain%2frd%2f/10.0.0.1/".parse()?;
+/// assert_eq!(endpoint.elements().nth(1).unwrap(), "/PolicyUniverse/GbpRoutingDomain/rd/");
 /// assert!("/EprL3Ep/".parse::<Uri>()?.is_ancestor_of(&endpoint));
 /// # Ok::<(), ssntp_opflex::model::UriError>(())
 /// ```
@@ -42,16 +40,6 @@ impl Uri {
     /// The root of the tree, `/`.
     pub fn root() -> Self {
         Self(Arc::from("/"))
-    }
-
-    /// Begins a URI below the root.
-    pub fn builder() -> UriBuilder {
-        UriBuilder("/".to_owned())
-    }
-
-    /// Begins a URI below this one.
-    pub fn below(&self) -> UriBuilder {
-        UriBuilder(format!("{}/", self.path()))
     }
 
     /// The text, as it was received or built.
@@ -125,34 +113,6 @@ impl FromStr for Uri {
 
 super::name::shared_text!(Uri, "a URI");
 
-/// Builds a URI from segments, and escapes them.
-#[derive(Clone, Debug)]
-pub struct UriBuilder(String);
-
-impl UriBuilder {
-    /// Appends a segment: a class, a name, a number.
-    #[must_use]
-    pub fn segment(mut self, text: impl fmt::Display) -> Self {
-        escape_into(&text.to_string(), &mut self.0);
-        self.0.push('/');
-        self
-    }
-
-    /// Appends a whole URI as one segment.
-    #[must_use]
-    pub fn uri(self, uri: &Uri) -> Self {
-        self.segment(uri)
-    }
-
-    /// Returns the URI.
-    ///
-    /// # Errors
-    /// It is too long or too deep.
-    pub fn build(self) -> Result<Uri, UriError> {
-        self.0.parse()
-    }
-}
-
 /// The reason for which a text is not a URI of a managed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -169,21 +129,6 @@ pub enum UriError {
     /// The text has a NUL, a line end or another control character.
     #[error("a URI has a control character")]
     ControlCharacter,
-}
-
-fn escape_into(text: &str, out: &mut String) {
-    const HEX: [char; 16] = [
-        '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f',
-    ];
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push('%');
-            out.push(HEX[usize::from(byte >> 4)]);
-            out.push(HEX[usize::from(byte & 15)]);
-        }
-    }
 }
 
 fn unescape(segment: &str) -> Cow<'_, str> {
@@ -234,29 +179,20 @@ mod tests {
             ("fe80::1", "/fe80%3a%3a1/"),
             ("", "//"),
         ] {
-            let built = Uri::builder().segment(segment).build().unwrap();
-            assert_eq!(built.as_str(), escaped);
-            let elements: Vec<_> = built.elements().collect();
+            let read = uri(escaped);
+            let elements: Vec<_> = read.elements().collect();
             assert_eq!(elements, if segment.is_empty() { vec![] } else { vec![segment] });
         }
     }
 
     #[test]
     fn a_uri_inside_a_uri_is_escaped_once_more_each_time() {
-        let inner = uri("/EprL2Ep/%2fbd%2f/");
-        let outer = Uri::builder()
-            .segment("Ref")
-            .uri(&inner)
-            .segment(7)
-            .build()
-            .unwrap();
-        assert_eq!(outer.as_str(), "/Ref/%2fEprL2Ep%2f%252fbd%252f%2f/7/");
-        assert_eq!(outer.elements().nth(1).unwrap(), inner.as_str());
-        assert_eq!(
-            inner.below().segment("x").build().unwrap().as_str(),
-            "/EprL2Ep/%2fbd%2f/x/"
+        let (inner, outer) = (
+            uri("/EprL2Ep/%2fbd%2f/"),
+            uri("/Ref/%2fEprL2Ep%2f%252fbd%252f%2f/7/"),
         );
-        assert_eq!(Uri::root().below().segment("x").build().unwrap().as_str(), "/x/");
+        assert_eq!(outer.elements().nth(1).unwrap(), inner.as_str());
+        assert_eq!(inner.elements().nth(1).unwrap(), "/bd/");
     }
 
     #[test]

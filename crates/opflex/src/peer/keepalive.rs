@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::close::CloseReason;
 use ssntp_transport::after;
 
 /// The times of echoes, and the longest silence of a peer. Servers and elements use them alike.
@@ -34,36 +35,40 @@ impl Default for KeepaliveSettings {
     }
 }
 
-/// The action that is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Beat {
-    /// No action is due yet.
-    Wait,
+/// What is due for a connection.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Due {
     /// Send the echo with this number.
     Echo(u64),
-    /// Close the connection: the peer has been silent for too long.
-    Dead,
+    /// Close the connection.
+    Close(CloseReason),
 }
 
-/// The keep-alive state of one connection.
+/// The times of one connection: its echoes, the silence of its peer, and the identity of its peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Keepalive {
+    settings: KeepaliveSettings,
     last_received: Instant,
     next: Instant,
     sent: u64,
+    /// The time at which the identity of the peer is late. `None` once it was accepted.
+    identity_by: Option<Instant>,
 }
 
 impl Keepalive {
     /// The shortest time between echoes, so that a setting of zero does not send them in a loop.
     const SHORTEST: Duration = Duration::from_millis(1);
 
-    /// The state of a new connection, on which the caller sends echo number 0 now.
-    pub(crate) fn new(settings: &KeepaliveSettings, now: Instant) -> Self {
+    /// The state of a new connection, on which the caller sends echo number 0 now. `identity` is the
+    /// time limit of the peer's identity.
+    pub(crate) fn new(settings: &KeepaliveSettings, identity: Duration, now: Instant) -> Self {
         Self {
+            settings: *settings,
             last_received: now,
             next: after(now, settings.first),
             // The echo that is sent on connecting has number 0.
             sent: 1,
+            identity_by: Some(after(now, identity)),
         }
     }
 
@@ -72,26 +77,34 @@ impl Keepalive {
         self.last_received = now;
     }
 
-    /// The time at which [`beat`](Self::beat) has an action.
-    pub(crate) fn next_deadline(&self) -> Instant {
-        self.next
+    /// Records that the identity of the peer is accepted.
+    pub(crate) fn identified(&mut self) {
+        self.identity_by = None;
     }
 
-    /// The action that is due at `now`.
-    pub(crate) fn beat(&mut self, settings: &KeepaliveSettings, now: Instant) -> Beat {
+    /// The time at which [`due`](Self::due) has an action.
+    pub(crate) fn next_deadline(&self) -> Instant {
+        self.identity_by.map_or(self.next, |at| at.min(self.next))
+    }
+
+    /// The action that is due at `now`, if any.
+    pub(crate) fn due(&mut self, now: Instant) -> Option<Due> {
+        if self.identity_by.is_some_and(|at| at <= now) {
+            return Some(Due::Close(CloseReason::IdentityTimeout));
+        }
         if now < self.next {
-            return Beat::Wait;
+            return None;
         }
         // Checked only when an echo is due, as in libopflex. So a peer may be silent for `silence`
         // and one interval. Counted to the time at which the echo was due: after a pause of the whole
         // process, the bytes of the peer wait to be read.
-        if self.next.saturating_duration_since(self.last_received) > settings.silence {
-            return Beat::Dead;
+        if self.next.saturating_duration_since(self.last_received) > self.settings.silence {
+            return Some(Due::Close(CloseReason::Silent));
         }
         // Counted from now, so that a process that was suspended sends one echo and not a series.
-        self.next = after(now, settings.interval.max(Self::SHORTEST));
+        self.next = after(now, self.settings.interval.max(Self::SHORTEST));
         self.sent += 1;
-        Beat::Echo(self.sent - 1)
+        Some(Due::Echo(self.sent - 1))
     }
 }
 
@@ -99,32 +112,52 @@ impl Keepalive {
 mod tests {
     use super::*;
 
+    /// A connection whose peer has sent its identity.
+    fn new(start: Instant) -> Keepalive {
+        let mut keepalive = Keepalive::new(&KeepaliveSettings::default(), Duration::ZERO, start);
+        keepalive.identified();
+        keepalive
+    }
+
     #[test]
     #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
     fn echoes_come_at_ten_seconds_and_every_fifteen_until_the_peer_is_silent() {
-        let settings = KeepaliveSettings::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut keepalive = Keepalive::new(&settings, start);
-        assert_eq!(keepalive.beat(&settings, at(9)), Beat::Wait);
-        assert_eq!(keepalive.beat(&settings, at(10)), Beat::Echo(1));
+        let mut keepalive = new(start);
+        assert_eq!(keepalive.due(at(9)), None);
+        assert_eq!(keepalive.due(at(10)), Some(Due::Echo(1)));
         assert_eq!(keepalive.next_deadline(), at(25));
         keepalive.received(at(20));
         for (n, seconds) in (2..).zip((25..=130).step_by(15)) {
-            assert_eq!(keepalive.beat(&settings, at(seconds)), Beat::Echo(n), "{seconds}");
+            assert_eq!(keepalive.due(at(seconds)), Some(Due::Echo(n)), "{seconds}");
         }
-        assert_eq!(keepalive.beat(&settings, at(145)), Beat::Dead);
+        assert_eq!(keepalive.due(at(145)), Some(Due::Close(CloseReason::Silent)));
     }
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
     fn a_pause_of_the_process_is_no_silence_of_the_peer() {
-        let settings = KeepaliveSettings::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut keepalive = Keepalive::new(&settings, start);
-        assert_eq!(keepalive.beat(&settings, at(1000)), Beat::Echo(1));
+        let mut keepalive = new(start);
+        assert_eq!(keepalive.due(at(1000)), Some(Due::Echo(1)));
         // The peer has sent nothing before the pause and after it.
-        assert_eq!(keepalive.beat(&settings, at(1015)), Beat::Dead);
+        assert_eq!(keepalive.due(at(1015)), Some(Due::Close(CloseReason::Silent)));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "some instant to count from")]
+    fn an_identity_is_due_at_its_time_whatever_else_the_peer_sends() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut keepalive = Keepalive::new(&KeepaliveSettings::default(), Duration::from_secs(12), start);
+        assert_eq!(keepalive.due(at(10)), Some(Due::Echo(1)));
+        keepalive.received(at(11));
+        assert_eq!(keepalive.next_deadline(), at(12));
+        assert_eq!(
+            keepalive.due(at(12)),
+            Some(Due::Close(CloseReason::IdentityTimeout))
+        );
     }
 }

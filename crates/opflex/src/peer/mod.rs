@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `connection` | the number of a connection |
 //! | `action` | the actions that a core asks its caller to carry out |
-//! | `keepalive` | echoes, and the end of a peer that is silent |
-//! | `address` | the spelling of addresses in lists of peers |
 //! | `close` | the reasons for which this side ends a connection |
+//! | `keepalive` | echoes, and the end of a peer that is silent or sends no identity |
+//! | `address` | the spelling of addresses in lists of peers |
 
 mod action;
 mod address;
@@ -20,4 +20,4 @@ pub(crate) use self::address::{bare, bracketed, host};
 pub use self::close::CloseReason;
 pub use self::connection::ConnectionId;
 pub use self::keepalive::KeepaliveSettings;
-pub(crate) use self::keepalive::{Beat, Keepalive};
+pub(crate) use self::keepalive::{Due, Keepalive};

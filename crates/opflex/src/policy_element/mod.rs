@@ -55,7 +55,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use log::warn;
@@ -71,9 +71,14 @@ use super::peer::{Actions, CloseReason, ConnectionId};
 use super::rpc::Random;
 use ssntp_transport::{LogLimit, after, excerpt};
 
-/// A reference to a policy or an endpoint. It keeps the resolve in force until it is released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ReferenceId(u64);
+/// A reference to a policy or an endpoint. It keeps the resolve in force until it is given to
+/// [`ElementCore::release`].
+#[derive(Debug)]
+pub struct ResolveReference {
+    key: Key,
+    /// True if the references of the policy are followed.
+    follow: bool,
+}
 
 /// A policy element without its threads.
 ///
@@ -83,12 +88,8 @@ pub struct ElementCore {
     settings: ElementSettings,
     pool: Pool,
     items: Items,
-    /// The references of the application, each with its resolve and whether the references of the
-    /// policy are followed.
-    references: HashMap<ReferenceId, (Key, bool)>,
     /// Released references, each with the time until which the resolve is kept.
-    released: VecDeque<(Instant, Key, bool)>,
-    next_reference: u64,
+    released: VecDeque<(Instant, ResolveReference)>,
     /// The objects of the resolves: received objects, and objects of the start policy.
     trees: PerStore<Tree>,
     /// The whole start policy, of which resolves without an answer use parts.
@@ -118,9 +119,7 @@ impl ElementCore {
             items: Items::new(&settings, random),
             location: settings.location.clone(),
             settings,
-            references: HashMap::new(),
             released: VecDeque::new(),
-            next_reference: 1,
             trees: PerStore::default(),
             start_policy: Tree::new(),
             sweep: None,
@@ -157,7 +156,7 @@ impl ElementCore {
         target: impl Into<Target>,
         follow: bool,
         now: Instant,
-    ) -> ReferenceId {
+    ) -> ResolveReference {
         let key = Key::Resolve(Store::Policy, subject.into(), target.into());
         self.refer(key, follow, now)
     }
@@ -168,20 +167,17 @@ impl ElementCore {
         subject: impl Into<Name>,
         target: impl Into<Target>,
         now: Instant,
-    ) -> ReferenceId {
+    ) -> ResolveReference {
         let key = Key::Resolve(Store::Endpoints, subject.into(), target.into());
         self.refer(key, false, now)
     }
 
     /// Releases a reference. If it was the last reference to the resolve, the servers get an
     /// unresolve after [`ElementSettings::linger`], and the objects are removed.
-    pub fn release(&mut self, reference: ReferenceId, now: Instant) {
-        // Removed from the table, so a second release of the same reference has no effect.
-        if let Some((key, follow)) = self.references.remove(&reference) {
-            // Not at once, because a released policy is often resolved again at the same time.
-            let end = after(now, self.settings.linger);
-            self.released.push_back((end, key, follow));
-        }
+    pub fn release(&mut self, reference: ResolveReference, now: Instant) {
+        // Not at once, because a released policy is often resolved again at the same time.
+        let end = after(now, self.settings.linger);
+        self.released.push_back((end, reference));
     }
 
     /// Declares an endpoint: its topmost object first, then everything below it. It replaces an
@@ -241,7 +237,7 @@ impl ElementCore {
     /// The time at which [`handle_deadline`](Self::handle_deadline) has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
-            self.pool.next_deadline(&self.settings),
+            self.pool.next_deadline(),
             self.items.next_deadline(),
             self.released.front().map(|(at, ..)| *at),
             self.sweep,
@@ -309,11 +305,6 @@ impl ElementCore {
         self.location.as_deref()
     }
 
-    /// The proxies of transport mode, once a server has sent them.
-    pub fn proxies(&self) -> Option<&Proxies> {
-        self.proxies.as_ref()
-    }
-
     /// The declared and reported objects behind a position, in the order in which their
     /// declarations and reports began, each with its position.
     pub(crate) fn sent_objects_after(
@@ -338,7 +329,7 @@ impl ElementCore {
         roots.filter(exists).cloned().collect()
     }
 
-    fn refer(&mut self, key: Key, follow: bool, now: Instant) -> ReferenceId {
+    fn refer(&mut self, key: Key, follow: bool, now: Instant) -> ResolveReference {
         let is_new = self.items.add(&key, now);
         let mut begins_to_follow = false;
         if let Some(item) = self.items.get_mut(&key) {
@@ -349,9 +340,6 @@ impl ElementCore {
             item.references += 1;
             item.following += usize::from(follow);
         }
-        let reference = ReferenceId(self.next_reference);
-        self.next_reference += 1;
-        self.references.insert(reference, (key.clone(), follow));
         if is_new {
             self.bring_start_policy(&key);
             self.request_from_all(&key, now);
@@ -359,7 +347,7 @@ impl ElementCore {
         if begins_to_follow {
             self.follow(&key, now);
         }
-        reference
+        ResolveReference { key, follow }
     }
 
     /// Declares or reports objects. A request is sent only if the objects have changed.
@@ -408,7 +396,7 @@ impl ElementCore {
     /// Drops the released references whose time is over. The next sweep removes their resolves.
     fn drop_released(&mut self, now: Instant) {
         while self.released.front().is_some_and(|(at, ..)| *at <= now) {
-            let Some((_, key, follow)) = self.released.pop_front() else {
+            let Some((_, ResolveReference { key, follow })) = self.released.pop_front() else {
                 return;
             };
             if let Some(item) = self.items.get_mut(&key) {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use super::event::{Health, PeerState};
 use super::settings::ElementSettings;
 use crate::message::{IdentityResult, Role};
-use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
+use crate::peer::{CloseReason, ConnectionId, Due, Keepalive, bracketed};
 use crate::rpc::Random;
 use ssntp_transport::after;
 
@@ -48,19 +48,26 @@ pub(super) struct KnownServer {
 
 #[derive(Debug)]
 enum Stage {
-    Waiting { until: Instant },
-    Connecting(Link),
+    Waiting {
+        until: Instant,
+    },
+    Connecting {
+        connection: ConnectionId,
+        until: Instant,
+    },
     Connected(Link),
-    Ready { link: Link, roles: Vec<Role> },
+    Ready {
+        link: Link,
+        roles: Vec<Role>,
+    },
     Parked,
 }
 
-/// A connection, or the attempt at one.
+/// An open connection.
 #[derive(Debug)]
 struct Link {
     connection: ConnectionId,
-    since: Instant,
-    keepalive: Option<Keepalive>,
+    keepalive: Keepalive,
 }
 
 /// An action that is due for a server.
@@ -68,10 +75,8 @@ struct Link {
 pub(super) enum Need {
     /// Dial the server at this address.
     Dial(String),
-    /// Send the echo with this number.
-    Echo(ConnectionId, u64),
-    /// End the connection, or the attempt: it takes too long, or the server is silent.
-    Close(ConnectionId, CloseReason),
+    /// Send an echo, or end the connection or the attempt.
+    Link(ConnectionId, Due),
 }
 
 /// All servers.
@@ -145,21 +150,23 @@ impl Pool {
     }
 
     /// All connections, and all attempts to connect.
-    fn connections(&mut self) -> Vec<ConnectionId> {
-        let links = self.peers.values_mut().filter_map(|peer| peer.stage.link());
-        links.map(|link| link.connection).collect()
+    fn connections(&self) -> Vec<ConnectionId> {
+        let connections = self.peers.values().filter_map(|peer| peer.stage.connection());
+        connections.collect()
     }
 
     /// Records that a server is being dialled, and returns the number of the new connection.
-    pub(super) fn dial(&mut self, address: &str, now: Instant) -> Option<ConnectionId> {
+    pub(super) fn dial(
+        &mut self,
+        address: &str,
+        settings: &ElementSettings,
+        now: Instant,
+    ) -> Option<ConnectionId> {
         let peer = self.peers.get_mut(address)?;
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
-        peer.stage = Stage::Connecting(Link {
-            connection,
-            since: now,
-            keepalive: None,
-        });
+        let until = after(now, settings.dial_timeout);
+        peer.stage = Stage::Connecting { connection, until };
         self.by_connection.insert(connection, address.to_owned());
         Some(connection)
     }
@@ -174,23 +181,22 @@ impl Pool {
         let Some(peer) = self.peer_mut(connection) else {
             return false;
         };
-        if !matches!(peer.stage, Stage::Connecting(_)) {
+        if !matches!(peer.stage, Stage::Connecting { .. }) {
             return false;
         }
+        // The time limit of the identity begins with the connection.
+        let keepalive = Keepalive::new(&settings.keepalive, settings.identity_timeout, now);
         peer.stage = Stage::Connected(Link {
             connection,
-            // The time limit of the identity begins with the connection.
-            since: now,
-            keepalive: Some(Keepalive::new(&settings.keepalive, now)),
+            keepalive,
         });
         true
     }
 
     /// Records that bytes of the server have arrived.
     pub(super) fn received(&mut self, connection: ConnectionId, now: Instant) {
-        let link = self.peer_mut(connection).and_then(|peer| peer.stage.link());
-        if let Some(keepalive) = link.and_then(|link| link.keepalive.as_mut()) {
-            keepalive.received(now);
+        if let Some(link) = self.peer_mut(connection).and_then(|peer| peer.stage.link()) {
+            link.keepalive.received(now);
         }
     }
 
@@ -220,7 +226,8 @@ impl Pool {
         // `Parked` is a placeholder while the link moves from one stage to the next.
         let stage = std::mem::replace(&mut peer.stage, Stage::Parked);
         peer.stage = match stage {
-            Stage::Connecting(link) | Stage::Connected(link) | Stage::Ready { link, .. } => {
+            Stage::Connected(mut link) => {
+                link.keepalive.identified();
                 Stage::Ready { link, roles }
             }
             other => other,
@@ -314,28 +321,26 @@ impl Pool {
     }
 
     /// The time at which [`need`](Self::need) returns the next action.
-    pub(super) fn next_deadline(&self, settings: &ElementSettings) -> Option<Instant> {
-        let of_peers = self
-            .peers
-            .values()
-            .filter_map(|peer| peer.stage.next_deadline(settings));
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let of_peers = self.peers.values().filter_map(|peer| peer.stage.next_deadline());
         of_peers.chain(self.fallback).min()
     }
 
     /// The next action that is due at `now`. Call it until it returns `None`.
-    pub(super) fn need(&mut self, settings: &ElementSettings, now: Instant) -> Option<Need> {
+    pub(super) fn need(&mut self, now: Instant) -> Option<Need> {
         if self.fallback.is_some_and(|at| at <= now) {
             self.reset(now);
         }
         self.peers.iter_mut().find_map(|(address, peer)| {
-            peer.stage.next_deadline(settings).filter(|at| *at <= now)?;
+            peer.stage.next_deadline().filter(|at| *at <= now)?;
             match &mut peer.stage {
                 Stage::Waiting { .. } => Some(Need::Dial(address.clone())),
-                Stage::Connecting(link) => Some(link.close(CloseReason::IdentityTimeout)),
-                Stage::Connected(link) if now >= after(link.since, settings.identity_timeout) => {
-                    Some(link.close(CloseReason::IdentityTimeout))
+                Stage::Connecting { connection, .. } => {
+                    Some(Need::Link(*connection, Due::Close(CloseReason::IdentityTimeout)))
                 }
-                Stage::Connected(link) | Stage::Ready { link, .. } => link.beat(settings, now),
+                Stage::Connected(link) | Stage::Ready { link, .. } => {
+                    Some(Need::Link(link.connection, link.keepalive.due(now)?))
+                }
                 Stage::Parked => None,
             }
         })
@@ -354,8 +359,7 @@ impl Pool {
     }
 
     fn remove(&mut self, address: &str) -> Option<ConnectionId> {
-        let mut peer = self.peers.remove(address)?;
-        let connection = peer.stage.link()?.connection;
+        let connection = self.peers.remove(address)?.stage.connection()?;
         self.by_connection.remove(&connection);
         Some(connection)
     }
@@ -380,7 +384,7 @@ impl Stage {
     fn state(&self) -> PeerState {
         match self {
             Self::Waiting { .. } => PeerState::Waiting,
-            Self::Connecting(_) => PeerState::Connecting,
+            Self::Connecting { .. } => PeerState::Connecting,
             Self::Connected(_) => PeerState::Connected,
             Self::Ready { .. } => PeerState::Ready,
             Self::Parked => PeerState::Parked,
@@ -389,37 +393,26 @@ impl Stage {
 
     fn link(&mut self) -> Option<&mut Link> {
         match self {
-            Self::Connecting(link) | Self::Connected(link) | Self::Ready { link, .. } => Some(link),
+            Self::Connected(link) | Self::Ready { link, .. } => Some(link),
+            Self::Waiting { .. } | Self::Connecting { .. } | Self::Parked => None,
+        }
+    }
+
+    /// The number of the connection, or of the attempt at one.
+    fn connection(&self) -> Option<ConnectionId> {
+        match self {
+            Self::Connecting { connection, .. } => Some(*connection),
+            Self::Connected(link) | Self::Ready { link, .. } => Some(link.connection),
             Self::Waiting { .. } | Self::Parked => None,
         }
     }
 
-    fn next_deadline(&self, settings: &ElementSettings) -> Option<Instant> {
-        let echo = |link: &Link| link.keepalive.as_ref().map(Keepalive::next_deadline);
+    fn next_deadline(&self) -> Option<Instant> {
         match self {
-            Self::Waiting { until } => Some(*until),
-            Self::Connecting(link) => Some(after(link.since, settings.dial_timeout)),
-            Self::Connected(link) => {
-                let late = after(link.since, settings.identity_timeout);
-                Some(echo(link).map_or(late, |echo| echo.min(late)))
-            }
-            Self::Ready { link, .. } => echo(link),
+            Self::Waiting { until } | Self::Connecting { until, .. } => Some(*until),
+            Self::Connected(link) | Self::Ready { link, .. } => Some(link.keepalive.next_deadline()),
             Self::Parked => None,
         }
-    }
-}
-
-impl Link {
-    fn beat(&mut self, settings: &ElementSettings, now: Instant) -> Option<Need> {
-        match self.keepalive.as_mut()?.beat(&settings.keepalive, now) {
-            Beat::Wait => None,
-            Beat::Echo(number) => Some(Need::Echo(self.connection, number)),
-            Beat::Dead => Some(self.close(CloseReason::Silent)),
-        }
-    }
-
-    fn close(&self, reason: CloseReason) -> Need {
-        Need::Close(self.connection, reason)
     }
 }
 

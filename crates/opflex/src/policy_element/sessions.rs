@@ -9,7 +9,7 @@ use super::ElementCore;
 use super::event::{ElementAction, ElementEvent, Health};
 use super::pool::Need;
 use crate::message::{ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role};
-use crate::peer::{CloseReason, ConnectionId};
+use crate::peer::{CloseReason, ConnectionId, Due};
 use crate::rpc::{Frame, Id};
 use ssntp_transport::excerpt;
 
@@ -22,7 +22,7 @@ impl ElementCore {
         if !self.pool.connected(connection, &self.settings, now) {
             return;
         }
-        self.emit_peer(connection, None);
+        self.emit_peer(connection);
         self.actions.echo(connection, 0, now);
         // Sent together with the echo, as libopflex does.
         let identity = self.settings.identity(self.location.as_ref());
@@ -34,16 +34,10 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// A connection has ended, or could not be made. Has no effect if the connection is unknown or
-    /// was closed by the element.
-    pub fn handle_disconnected(&mut self, now: Instant, connection: ConnectionId) {
-        self.lost(connection, None, now);
-        self.settle(now);
-    }
-
-    /// As [`disconnected`](Self::disconnected), with the reason for events and for the log.
-    pub fn handle_failed(&mut self, now: Instant, connection: ConnectionId, why: String) {
-        self.lost(connection, Some(CloseReason::Failed(why)), now);
+    /// A connection has ended, or could not be made. `why` is the reason, for events and for the log.
+    /// Has no effect if the connection is unknown or was closed by the element.
+    pub fn handle_disconnected(&mut self, now: Instant, connection: ConnectionId, why: String) {
+        self.lost(connection, CloseReason::Failed(why), now);
         self.settle(now);
     }
 
@@ -90,16 +84,16 @@ impl ElementCore {
 
     /// Dials, sends echoes and closes connections whose time is over, as far as due.
     pub(super) fn pool_due(&mut self, now: Instant) {
-        while let Some(need) = self.pool.need(&self.settings, now) {
+        while let Some(need) = self.pool.need(now) {
             match need {
                 Need::Dial(address) => {
-                    if let Some(connection) = self.pool.dial(&address, now) {
+                    if let Some(connection) = self.pool.dial(&address, &self.settings, now) {
                         self.actions.push(ElementAction::Dial { connection, address });
-                        self.emit_peer(connection, None);
+                        self.emit_peer(connection);
                     }
                 }
-                Need::Echo(connection, number) => self.actions.echo(connection, number, now),
-                Need::Close(connection, reason) => self.close(connection, reason, now),
+                Need::Link(connection, Due::Echo(number)) => self.actions.echo(connection, number, now),
+                Need::Link(connection, Due::Close(reason)) => self.close(connection, reason, now),
             }
         }
     }
@@ -302,18 +296,16 @@ impl ElementCore {
             connection,
             reason: reason.clone(),
         });
-        self.lost(connection, Some(reason), now);
+        self.lost(connection, reason, now);
     }
 
-    fn lost(&mut self, connection: ConnectionId, reason: Option<CloseReason>, now: Instant) {
+    fn lost(&mut self, connection: ConnectionId, reason: CloseReason, now: Instant) {
         if let Some(address) = self.pool.address(connection).map(str::to_owned) {
-            if let Some(reason) = &reason {
-                self.warn(connection, "lost", reason, now);
-            }
+            self.warn(connection, "lost", &reason, now);
             // The requests are sent again when the server is ready the next time.
             self.items.connection_ended(connection);
             self.pool.failed(connection, &self.settings, now);
-            self.emit_peer_state(address, reason);
+            self.emit_peer_state(address, Some(reason));
         }
     }
 
@@ -325,9 +317,9 @@ impl ElementCore {
         }
     }
 
-    fn emit_peer(&mut self, connection: ConnectionId, reason: Option<CloseReason>) {
+    fn emit_peer(&mut self, connection: ConnectionId) {
         if let Some(address) = self.pool.address(connection) {
-            self.emit_peer_state(address.to_owned(), reason);
+            self.emit_peer_state(address.to_owned(), None);
         }
     }
 

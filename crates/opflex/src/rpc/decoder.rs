@@ -5,7 +5,7 @@ use bytes::{Buf, BytesMut};
 use super::error::Error;
 use super::limits::Limits;
 use super::message::Message;
-use super::scanner::{Scanner, Stop};
+use super::scanner::Scanner;
 
 /// The JSON parser uses the stack for each level and fails at 128.
 const MAX_NESTING: usize = 100;
@@ -115,21 +115,10 @@ impl Deframer {
 
     /// The length of the text at the front of the buffer. `None` until it is complete.
     fn find_end(&mut self, buffer: &BytesMut) -> Result<Option<usize>, Error> {
-        let Limits {
-            message,
-            nesting,
-            memory,
-        } = self.limits;
-        let mut end = None;
-        match self.scanner.scan(&buffer[self.scanned..], &self.limits) {
-            None => self.scanned = buffer.len(),
-            Some(Stop::TooDeep) => return Err(Error::TooDeep { limit: nesting }),
-            Some(Stop::TooMuch) => return Err(Error::TooMuch { limit: memory }),
-            Some(Stop::Nul(at)) => {
-                end = Some(self.scanned + at);
-                self.scanned += at + 1;
-            }
-        }
+        let Limits { message, memory, .. } = self.limits;
+        let end = self.scanner.scan(&buffer[self.scanned..], &self.limits)?;
+        let end = end.map(|at| self.scanned + at);
+        self.scanned = end.map_or(buffer.len(), |end| end + 1);
         // Checked with each piece that arrives, so that a message that is too long is refused
         // before its rest is stored.
         if end.unwrap_or(self.scanned) > message {

@@ -1,6 +1,6 @@
-//! The clocks: the dispatchers pass the time to the cores, which have no clock.
+//! The clock: the dispatchers pass the time to the cores, which have no clock.
 
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 #[expect(
     clippy::disallowed_methods,
@@ -8,10 +8,4 @@ use std::time::{Instant, SystemTime};
 )]
 pub(super) fn now() -> Instant {
     Instant::now()
-}
-
-/// The time of day, for certificates, revisions and reports.
-#[expect(clippy::disallowed_methods, reason = "the time of day")]
-pub(super) fn time_of_day() -> SystemTime {
-    SystemTime::now()
 }

@@ -117,10 +117,17 @@ pub(super) struct Peers {
 #[derive(Debug)]
 struct PeerEntry {
     id: ssntp_transport::ConnectionId,
-    /// The peer, for the log.
-    name: String,
-    shown: Shown,
-    identified: Identified,
+    peer: Entrant,
+}
+
+/// The peer of a connection that asks to be admitted.
+#[derive(Debug)]
+pub(super) struct Entrant {
+    /// Its address.
+    pub(super) name: String,
+    pub(super) shown: Shown,
+    /// The flag that is set when its identity is accepted.
+    pub(super) identified: Identified,
 }
 
 /// The certificates of a peer, its own first. Empty without TLS, or if the peer has sent none.
@@ -136,41 +143,23 @@ struct Run {
 
 impl Peers {
     /// Adds a connection.
-    pub(super) fn add(
-        &mut self,
-        id: ssntp_transport::ConnectionId,
-        connection: ConnectionId,
-        name: String,
-        shown: Shown,
-        identified: Identified,
-    ) {
-        let peer = PeerEntry {
-            id,
-            name,
-            shown,
-            identified,
-        };
-        self.open.insert(connection, peer);
+    pub(super) fn add(&mut self, id: ssntp_transport::ConnectionId, connection: ConnectionId, peer: Entrant) {
+        self.open.insert(connection, PeerEntry { id, peer });
         self.numbers.insert(id, connection);
     }
 
     /// Records that the identity of a peer is accepted.
     pub(super) fn identified(&self, connection: ConnectionId) {
-        if let Some(peer) = self.open.get(&connection) {
-            peer.identified.set();
+        if let Some(entry) = self.open.get(&connection) {
+            entry.peer.identified.set();
         }
     }
 
-    /// The connections with the certificates of their peers.
-    pub(super) fn shown(&self) -> impl Iterator<Item = (ConnectionId, &Shown)> {
+    /// The connections with their peers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &Entrant)> {
         self.open
             .iter()
-            .map(|(connection, peer)| (*connection, &peer.shown))
-    }
-
-    /// The peer of a connection, for the log.
-    pub(super) fn name(&self, connection: ConnectionId) -> Option<&str> {
-        self.open.get(&connection).map(|peer| peer.name.as_str())
+            .map(|(connection, entry)| (*connection, &entry.peer))
     }
 
     /// The core's number of a connection. `None` if it has ended.
@@ -178,12 +167,12 @@ impl Peers {
         self.numbers.get(id).copied()
     }
 
-    /// Removes a connection that has ended. Returns the core's number and the peer.
-    pub(super) fn remove(&mut self, id: ssntp_transport::ConnectionId) -> Option<(ConnectionId, String)> {
+    /// Removes a connection that has ended. Returns the core's number.
+    pub(super) fn remove(&mut self, id: ssntp_transport::ConnectionId) -> Option<ConnectionId> {
         // If the core has closed the connection, it is removed already.
         let connection = self.numbers.remove(id)?;
-        let peer = self.open.remove(&connection)?;
-        Some((connection, peer.name))
+        self.open.remove(&connection)?;
+        Some(connection)
     }
 
     /// Adds a frame. It is passed to the transport when a frame for another connection is added, or
@@ -231,13 +220,18 @@ impl Peers {
         }
     }
 
-    /// Closes a connection after its frames are sent.
-    pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
+    /// Closes a connection after its frames are sent. Returns false if it has ended.
+    pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) -> bool {
         self.flush(actions);
-        if let Some(PeerEntry { id, .. }) = self.open.remove(&connection) {
-            self.numbers.remove(id);
-            actions.push(Action::End { id, abort: false });
+        let open = self.open.remove(&connection);
+        if let Some(PeerEntry { id, .. }) = &open {
+            self.numbers.remove(*id);
+            actions.push(Action::End {
+                id: *id,
+                abort: false,
+            });
         }
+        open.is_some()
     }
 
     /// Closes all connections after their frames are sent.
@@ -259,8 +253,13 @@ mod tests {
         let ids = [1 << 24, 2 << 24 | 1].map(ssntp_transport::ConnectionId);
         let mut peers = Peers::default();
         let [a, b] = [ConnectionId(1), ConnectionId(2)];
-        peers.add(ids[0], a, "a".to_owned(), Shown::default(), Identified::default());
-        peers.add(ids[1], b, "b".to_owned(), Shown::default(), Identified::default());
+        let peer = || Entrant {
+            name: "peer".to_owned(),
+            shown: Shown::default(),
+            identified: Identified::default(),
+        };
+        peers.add(ids[0], a, peer());
+        peers.add(ids[1], b, peer());
         let mut actions = Vec::new();
         let frame = |len: usize| Bytes::from(vec![0; len]);
         for (to, len) in [

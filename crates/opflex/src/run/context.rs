@@ -27,7 +27,7 @@ impl ServerContext<'_> {
         self.now
     }
 
-    /// Edits this server's copy of the policy. Only [`editing`](super::editing) calls it, because the
+    /// Edits this server's copy of the policy. Only `own_copy` calls it, because the
     /// policy of several servers is changed in the engine first.
     pub(super) fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
         let changes = self.core.edit(edit, self.now)?;

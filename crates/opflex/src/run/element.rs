@@ -17,7 +17,7 @@ use super::feed::Feed;
 use super::machine::{self, Machine};
 use super::{feed_server, inspector};
 use crate::model::{ManagedObject, Name, Target, Uri};
-use crate::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
+use crate::policy_element::{self as core, ElementCore, Health, PeerState, ResolveReference, Store};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Connector;
@@ -354,10 +354,10 @@ impl ElementHandle {
 
     fn refer(
         &self,
-        resolve: impl FnOnce(&mut ElementContext<'_>) -> ReferenceId + Send + 'static,
+        resolve: impl FnOnce(&mut ElementContext<'_>) -> ResolveReference + Send + 'static,
     ) -> Result<Reference, CallError> {
         Ok(Reference {
-            id: self.with(resolve)?,
+            resolved: Some(self.with(resolve)?),
             events: self.events.clone(),
             released: Released::clone(&self.released),
         })
@@ -373,7 +373,8 @@ impl ElementHandle {
 #[derive(Debug)]
 #[must_use = "the policy or endpoint is released when the reference is dropped"]
 pub struct Reference {
-    id: ReferenceId,
+    /// `None` once it is dropped.
+    resolved: Option<ResolveReference>,
     events: ElementEvents,
     released: Released,
 }
@@ -383,7 +384,7 @@ impl Drop for Reference {
         self.released
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(self.id);
+            .extend(self.resolved.take());
         // An empty call wakes the dispatcher, which releases the reference. If the channel is full,
         // the events in it do the same.
         let _ = self.events.try_send(DispatchEvent::Call(Box::new(|_, _, _| ())));

@@ -7,27 +7,26 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
-use log::{debug, warn};
+use log::warn;
 
 use super::config::ELEMENT_LOG as LOG;
-use super::connection::{Messages, Peers, Shown, enter};
+use super::connection::{Entrant, Messages, Peers, Shown, enter};
 use super::dial::{Dial, Dialer};
 use super::feed::Feed;
-use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
-use crate::message::{Decoder, Identified};
+use super::machine::{self, EndCause, Machine, Side, SideEvents};
+use crate::message::Decoder;
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
-use crate::policy_element::{ElementAction as CoreAction, ElementCore, ElementEvent, ReferenceId};
+use crate::policy_element::{ElementAction as CoreAction, ElementCore, ElementEvent, ResolveReference};
+use ssntp_transport::Halves;
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::rustls::{self, AlertDescription};
-use ssntp_transport::{self, EndReason, Halves};
 
 /// Sends events to an element's dispatcher.
 pub(super) type ElementEvents = SideEvents<ElementSide>;
 
 /// The references that were dropped and have to be released. Its length is at most the number of
 /// references.
-pub(super) type Released = Arc<Mutex<Vec<ReferenceId>>>;
+pub(super) type Released = Arc<Mutex<Vec<ResolveReference>>>;
 
 /// All state of an element.
 pub(super) struct ElementSide {
@@ -104,23 +103,6 @@ impl Listener {
     }
 }
 
-/// What the reason of an end lacks: rustls shows only the name of an alert.
-fn words_for(reason: &EndReason) -> &'static str {
-    let EndReason::Io(error) = reason else {
-        return "";
-    };
-    let alert = error.get_ref().and_then(|inner| inner.downcast_ref());
-    if alert
-        == Some(&rustls::Error::AlertReceived(
-            AlertDescription::CertificateRequired,
-        ))
-    {
-        ": the server requires a certificate"
-    } else {
-        ""
-    }
-}
-
 /// The approximate memory of the objects of an event.
 fn memory(event: &ElementEvent) -> usize {
     match event {
@@ -145,13 +127,19 @@ impl ElementSide {
         let done = move |reached: Result<(Halves, Shown, Decoder), String>| {
             // The thread of the attempt also starts the threads of the connection.
             let entered = reached.and_then(|(halves, shown, decoder)| {
-                let reached = Reached {
-                    connection,
-                    address: name,
+                let peer = Entrant {
+                    name,
                     shown,
                     identified: decoder.identified(),
                 };
-                let entered = enter(&events, reached, halves, decoder, "element", write_timeout);
+                let entered = enter(
+                    &events,
+                    (connection, peer),
+                    halves,
+                    decoder,
+                    "element",
+                    write_timeout,
+                );
                 entered.map_err(|why| why.unwrap_or_default())
             });
             machine::post(&events, move |Machine { side, peers }, now, actions| {
@@ -163,19 +151,18 @@ impl ElementSide {
         match self.dialer.start(connection, address, done) {
             Ok(dial) => drop(self.dials.insert(connection, dial)),
             Err(e) => {
-                warn!(target: LOG, "{connection}: cannot start a thread: {e}");
-                self.core.handle_disconnected(now, connection);
+                let why = format!("cannot start a thread: {e}");
+                self.core.handle_disconnected(now, connection, why);
             }
         }
     }
 
     /// The connections whose certificates are not trusted any more, with the reasons.
     pub(super) fn untrusted(&self, peers: &Peers) -> Vec<(ConnectionId, String)> {
-        let objection = |(connection, shown)| {
-            let address = peers.name(connection)?;
-            Some((connection, self.dialer.objection(address, shown)?))
+        let objection = |(connection, peer): (_, &Entrant)| {
+            Some((connection, self.dialer.objection(&peer.name, &peer.shown)?))
         };
-        peers.shown().filter_map(objection).collect()
+        peers.iter().filter_map(objection).collect()
     }
 
     /// Handles the end of an attempt.
@@ -187,38 +174,28 @@ impl ElementSide {
         }
         if let Some(why) = failed {
             self.core
-                .handle_failed(now, connection, format!("not connected: {why}"));
+                .handle_disconnected(now, connection, format!("not connected: {why}"));
         }
     }
 }
 
-/// A connection to a server that asks to be admitted.
-#[derive(Debug)]
-pub(super) struct Reached {
-    connection: ConnectionId,
-    address: String,
-    shown: Shown,
-    identified: Identified,
-}
-
 impl Side for ElementSide {
-    type Core = ElementCore;
-    type Newcomer = Reached;
+    /// The server, and the number of the attempt at it.
+    type Newcomer = (ConnectionId, Entrant);
     const LOG: &'static str = LOG;
 
-    fn core(&self) -> &ElementCore {
-        &self.core
+    fn trees(&self) -> [&Tree; 2] {
+        [self.core.policy(), self.core.endpoints()]
+    }
+
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
+        Box::new(self.core.sent_objects_after(place))
     }
 
     fn admit(
         &mut self,
         id: ssntp_transport::ConnectionId,
-        Reached {
-            connection,
-            address,
-            shown,
-            identified,
-        }: Reached,
+        (connection, peer): Self::Newcomer,
         _: usize,
         peers: &mut Peers,
         now: Instant,
@@ -227,10 +204,10 @@ impl Side for ElementSide {
         if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
             return Err("the element has given the connection up".to_owned());
         }
-        if let Some(why) = self.dialer.objection(&address, &shown) {
+        if let Some(why) = self.dialer.objection(&peer.name, &peer.shown) {
             return Err(format!("not trusted any more: {why}"));
         }
-        peers.add(id, connection, address, shown, identified);
+        peers.add(id, connection, peer);
         self.core.handle_connected(now, connection);
         Ok(connection)
     }
@@ -249,22 +226,8 @@ impl Side for ElementSide {
         self.core.handle_bytes(now, connection);
     }
 
-    fn ended(&mut self, connection: ConnectionId, address: &str, why: EndCause, now: Instant) {
-        let why = match why {
-            EndCause::Ended(reason) => {
-                debug!(target: LOG, "{connection} ({address}) ended: {reason}");
-                format!("the connection ended: {reason}{}", words_for(&reason))
-            }
-            EndCause::Full => {
-                warn!(target: LOG, "{connection} ({address}) is too slow: its queue is full, it is disconnected");
-                return self.core.handle_disconnected(now, connection);
-            }
-            EndCause::Untrusted(why) => {
-                warn!(target: LOG, "{connection} ({address}) is not trusted any more, it is disconnected: {why}");
-                format!("not trusted any more: {why}")
-            }
-        };
-        self.core.handle_failed(now, connection, why);
+    fn ended(&mut self, connection: ConnectionId, why: EndCause, now: Instant) {
+        self.core.handle_disconnected(now, connection, why.to_string());
     }
 
     fn carry_out(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>) {
@@ -311,26 +274,11 @@ impl Side for ElementSide {
         self.core.handle_deadline(now);
     }
 
-    // The core closes its connections itself, after their queues are sent.
-    fn stop(&mut self, now: Instant) {
+    // The core closes its connections itself, after their queues are sent, and its attempts.
+    fn stop(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>) {
         self.core.stop(now);
-    }
-
-    fn stopped(&mut self) {
+        self.carry_out(peers, now, actions);
         self.feed.end();
-        for dial in self.dials.values() {
-            dial.cancel.cancel();
-        }
-    }
-}
-
-impl Contents for ElementCore {
-    fn trees(&self) -> [&Tree; 2] {
-        [self.policy(), self.endpoints()]
-    }
-
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
-        Box::new(self.sent_objects_after(place))
     }
 }
 

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use super::config::{CallError, LocalSocket, StartError};
 use super::local;
-use super::machine::{self, Contents, Side, SideEvents};
+use super::machine::{self, Side, SideEvents};
 use crate::message::{Custom, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Cursor, ManagedObject, Name, Piece, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Id, Limits};
@@ -106,8 +106,8 @@ fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut 
 
 /// Refuses queries of classes that the model does not define.
 fn check<S: Side>(events: &SideEvents<S>, queries: Vec<Query>) -> Result<Vec<Query>, Box<ErrorResponse>> {
-    let checked = look(events, move |store| {
-        let schema: Option<&Schema> = store.trees()[0].schema().map(AsRef::as_ref);
+    let checked = look(events, move |side| {
+        let schema: Option<&Schema> = side.trees()[0].schema().map(AsRef::as_ref);
         let knows =
             |query: &Query| query.subject == ROOT || schema.is_none_or(|schema| schema.knows(&query.subject));
         match queries.iter().find(|query| !knows(query)) {
@@ -133,21 +133,44 @@ fn show<S: Side>(events: &SideEvents<S>, id: &Id, queries: Vec<Query>, out: &mut
         if query.is_root() {
             let mut root = ManagedObject::new(ROOT, Uri::root());
             // No tree has the root, so its children are found by their URIs.
-            scan(events, Wanted::Topmost, |objects| {
-                root.children.extend(objects.into_iter().map(|object| object.uri));
-                Ok(())
-            })?;
+            for list in [0, 1, OTHERS] {
+                scan(events, list, None, |object| {
+                    root.children.extend(Some(object.uri).filter(is_topmost));
+                    Ok(())
+                })?;
+            }
             // Two trees and the reports may have objects with the same URI.
             root.children.sort_unstable();
             root.children.dedup();
-            out.objects(vec![root], &mut is_first)?;
+            out.object(root, &mut is_first)?;
             if query.recursive {
-                scan(events, Wanted::All, |objects| out.objects(objects, &mut is_first))?;
+                for list in [0, 1, OTHERS] {
+                    scan(events, list, None, |object| out.object(object, &mut is_first))?;
+                }
             }
         } else {
-            scan(events, Wanted::Query(query), |objects| {
-                out.objects(objects, &mut is_first)
-            })?;
+            let mut found = Found {
+                query,
+                roots: HashSet::new(),
+            };
+            for list in [0, 1, OTHERS] {
+                scan(events, list, found.query.policy_uri.clone(), |object| {
+                    // In a tree, an object is visited before the objects below it.
+                    if found.is_match(&object) || (list != OTHERS && found.is_below(&object.uri)) {
+                        out.object(object, &mut is_first)?;
+                    }
+                    Ok(())
+                })?;
+            }
+            // Other objects are not sorted by URI, so the objects below others are found now.
+            if !found.roots.is_empty() {
+                scan(events, OTHERS, None, |object| {
+                    if !found.roots.contains(&object.uri) && found.is_below(&object.uri) {
+                        out.object(object, &mut is_first)?;
+                    }
+                    Ok(())
+                })?;
+            }
         }
     }
     out.put(b"]}}}\0")
@@ -156,9 +179,9 @@ fn show<S: Side>(events: &SideEvents<S>, id: &Id, queries: Vec<Query>, out: &mut
 /// Reads the objects on the dispatcher.
 fn look<S: Side, T: Send + 'static>(
     events: &SideEvents<S>,
-    look: impl FnOnce(&dyn Contents) -> T + Send + 'static,
+    look: impl FnOnce(&S) -> T + Send + 'static,
 ) -> Result<T, CallError> {
-    machine::call(events, |machine, _, _| look(machine.side.core()))
+    machine::call(events, |machine, _, _| look(&machine.side))
 }
 
 /// One query, in the form of libopflex.
@@ -184,150 +207,84 @@ impl Query {
     fn is_root(&self) -> bool {
         self.subject == ROOT && self.policy_uri.as_ref().is_none_or(Uri::is_root)
     }
-
-    fn matches(&self, subject: &Name, uri: &Uri) -> bool {
-        self.subject == *subject && self.policy_uri.as_ref().is_none_or(|wanted| wanted == uri)
-    }
 }
 
-/// The objects that a search finds.
-#[derive(Debug)]
-enum Wanted {
-    /// The objects right below the root.
-    Topmost,
-    All,
-    Query(Query),
-}
-
-/// The state of a search.
-#[derive(Debug)]
-struct Scan {
-    wanted: Wanted,
-    part: Part,
-    /// The position in a tree.
-    cursor: Cursor,
-    /// The position among the objects that are in no tree.
-    place: Option<u64>,
+/// A query, and what it has found so far.
+struct Found {
+    query: Query,
     /// The objects that match a recursive query. Everything below them is found as well.
     roots: HashSet<Uri>,
 }
 
-/// The part of the objects that is searched. The objects that are in no tree are not sorted by URI. So
-/// a recursive query visits them twice, and finds the objects below others the second time.
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Tree(usize),
-    Others,
-    BelowOthers,
+impl Found {
+    fn is_match(&mut self, object: &ManagedObject) -> bool {
+        let Query {
+            subject,
+            policy_uri,
+            recursive,
+        } = &self.query;
+        let is_uri = policy_uri.as_ref().is_none_or(|wanted| *wanted == object.uri);
+        let is_match = *subject == object.subject && is_uri;
+        if is_match && *recursive {
+            self.roots.insert(object.uri.clone());
+        }
+        is_match
+    }
+
+    fn is_below(&self, uri: &Uri) -> bool {
+        uri.prefixes().any(|above| self.roots.contains(above))
+    }
 }
 
-/// Searches in steps, and passes the objects of each step to `found`.
+/// The list of the objects that are in no tree. Lists with lower numbers are the trees.
+const OTHERS: usize = 2;
+
+/// Reads a list of objects in steps, of a tree only those at and below a URI, and passes each object
+/// to `each`.
 fn scan<S: Side>(
     events: &SideEvents<S>,
-    wanted: Wanted,
-    mut found: impl FnMut(Vec<ManagedObject>) -> io::Result<()>,
+    list: usize,
+    below: Option<Uri>,
+    mut each: impl FnMut(ManagedObject) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut scan = Scan {
-        cursor: wanted.begin(),
-        wanted,
-        part: Part::Tree(0),
-        place: None,
-        roots: HashSet::new(),
-    };
+    let mut cursor = below.map_or_else(Cursor::everywhere, Cursor::below);
+    let mut place = None;
     loop {
-        // The search moves to the dispatcher and back, so it needs no lock.
-        let step = look(events, move |store| {
+        // The positions move to the dispatcher and back, so they need no lock.
+        let step = look(events, move |side| {
+            let mut piece = Piece::of_a_call();
             let mut objects = Vec::new();
-            let next = scan.step(store, &mut objects).then_some(scan);
-            (objects, next)
+            match side.trees().get(list) {
+                Some(tree) => {
+                    let found = cursor.take(tree, &mut piece).into_iter();
+                    objects.extend(found.map(|object| object.to_object()));
+                }
+                None => {
+                    for (at, object) in side.others(place) {
+                        // Objects with the same position are visited in the same step.
+                        if place != Some(at) && piece.is_full() {
+                            break;
+                        }
+                        place = Some(at);
+                        piece.add(object.memory());
+                        objects.push(object.clone());
+                    }
+                }
+            }
+            (objects, cursor, place)
         });
-        let (objects, next) = step.map_err(|_| io::ErrorKind::ConnectionAborted)?;
-        found(objects)?;
-        match next {
-            Some(next) => scan = next,
-            None => return Ok(()),
+        let objects;
+        (objects, cursor, place) = step.map_err(|_| io::ErrorKind::ConnectionAborted)?;
+        if objects.is_empty() {
+            return Ok(());
         }
-    }
-}
-
-impl Wanted {
-    /// The first position in each tree.
-    fn begin(&self) -> Cursor {
-        match self {
-            Self::Query(query) => query
-                .policy_uri
-                .clone()
-                .map_or_else(Cursor::everywhere, Cursor::below),
-            Self::Topmost | Self::All => Cursor::everywhere(),
-        }
-    }
-}
-
-impl Scan {
-    /// Visits some objects, and adds the wanted ones to `found`. Returns false at the end.
-    fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
-        let (mut is_over, mut piece) = (true, Piece::of_a_call());
-        if let Part::Tree(index) = self.part {
-            for object in self.cursor.take(store.trees()[index], &mut piece) {
-                is_over = false;
-                if self.is_wanted(object.subject(), object.uri()) {
-                    found.push(linked(object.to_object()));
-                }
-            }
-        } else {
-            for (place, object) in store.others(self.place) {
-                // Objects with the same position are visited in the same step.
-                if self.place != Some(place) && piece.is_full() {
-                    break;
-                }
-                is_over = false;
-                self.place = Some(place);
-                let is_wanted = self.is_wanted(&object.subject, &object.uri);
-                piece.add(if is_wanted { object.memory() } else { 0 });
-                if is_wanted {
-                    found.push(linked(object.clone()));
-                }
-            }
-        }
-        if !is_over {
-            return true;
-        }
-        (self.cursor, self.place) = (self.wanted.begin(), None);
-        self.part = match self.part {
-            Part::Tree(0) => Part::Tree(1),
-            Part::Tree(_) => Part::Others,
-            Part::Others if !self.roots.is_empty() => Part::BelowOthers,
-            _ => return false,
-        };
-        true
-    }
-
-    fn is_wanted(&mut self, subject: &Name, uri: &Uri) -> bool {
-        if uri.is_root() {
-            return false;
-        }
-        let query = match &self.wanted {
-            Wanted::Topmost => return is_topmost(uri),
-            Wanted::All => return true,
-            Wanted::Query(query) => query,
-        };
-        let is_below = |roots: &HashSet<Uri>| uri.prefixes().any(|above| roots.contains(above));
-        if matches!(self.part, Part::BelowOthers) {
-            return !self.roots.contains(uri) && is_below(&self.roots);
-        }
-        if query.matches(subject, uri) {
-            if query.recursive {
-                self.roots.insert(uri.clone());
-            }
-            return true;
-        }
-        // In a tree, an object is visited before the objects below it.
-        matches!(self.part, Part::Tree(_)) && is_below(&self.roots)
+        let mut below_root = objects.into_iter().filter(|object| !object.uri.is_root());
+        below_root.try_for_each(&mut each)?;
     }
 }
 
 fn is_topmost(uri: &Uri) -> bool {
-    uri.elements().nth(1).is_none()
+    !uri.is_root() && uri.elements().nth(1).is_none()
 }
 
 /// The object, with the root as its parent if libopflex has the root there.
@@ -362,16 +319,13 @@ impl Out<'_> {
         self.put(&frame.map_err(io::Error::other)?)
     }
 
-    fn objects(&mut self, objects: Vec<ManagedObject>, is_first: &mut bool) -> io::Result<()> {
-        for object in objects {
-            if !std::mem::take(is_first) {
-                self.put(b",")?;
-            }
-            // Encoded on this thread, because that takes longer than the copy on the dispatcher.
-            let text = serde_json::to_vec(&object).map_err(io::Error::other)?;
-            self.put(&text)?;
+    fn object(&mut self, object: ManagedObject, is_first: &mut bool) -> io::Result<()> {
+        if !std::mem::take(is_first) {
+            self.put(b",")?;
         }
-        Ok(())
+        // Encoded on this thread, because that takes longer than the copy on the dispatcher.
+        let text = serde_json::to_vec(&linked(object)).map_err(io::Error::other)?;
+        self.put(&text)
     }
 
     fn flush(&mut self) -> io::Result<()> {

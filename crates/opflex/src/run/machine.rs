@@ -23,6 +23,7 @@ use ssntp_transport::ConnectionId as TransportId;
 use ssntp_transport::dispatch::{
     self, Action, Core, DispatchEvent, Drops, Events, Origin, Queue, Runner, Settings,
 };
+use ssntp_transport::rustls::{self, AlertDescription};
 use ssntp_transport::threads::{self, Joined};
 use ssntp_transport::{EndReason, Load, OutboxCounters};
 
@@ -31,8 +32,6 @@ pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
 
 /// A server or an element, for the machine.
 pub(super) trait Side: Send + Sized + 'static {
-    /// The state machine of the protocol.
-    type Core: Contents;
     /// A connection that asks to be admitted.
     type Newcomer: Send + 'static;
     /// The target of the log lines.
@@ -42,7 +41,11 @@ pub(super) trait Side: Send + Sized + 'static {
     fn owner(_: &Self::Newcomer) -> Option<&[u8]> {
         None
     }
-    fn core(&self) -> &Self::Core;
+    /// The trees whose objects an inspector shows.
+    fn trees(&self) -> [&Tree; 2];
+    /// The objects for an inspector that are in no tree, each with its position in their order, behind
+    /// a position or from the first one on. Several objects may have the same position.
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
 
     /// Admits a connection and begins its session in the core, or refuses it, also if TLS was replaced
     /// since its handshake. `standing` is the number of other connections, including those that are
@@ -72,7 +75,7 @@ pub(super) trait Side: Send + Sized + 'static {
     fn on_removed(&mut self, _: TransportId) {}
 
     /// Ends the session of a connection in the core: it has ended, or is about to be closed.
-    fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant);
+    fn ended(&mut self, connection: ConnectionId, why: EndCause, now: Instant);
 
     /// Carries out the actions of the core.
     fn carry_out(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>);
@@ -82,28 +85,34 @@ pub(super) trait Side: Send + Sized + 'static {
     fn settle(&mut self, _: Instant) {}
     fn next_deadline(&self) -> Option<Instant>;
     fn tick(&mut self, now: Instant);
-    fn stop(&mut self, now: Instant);
-    /// Called after [`stop`](Self::stop) and the last actions of the core.
-    fn stopped(&mut self) {}
+    /// Carries out the last actions of the core.
+    fn stop(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>);
 }
 
 /// The reason for which a connection has ended.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum EndCause {
     /// The transport has ended it.
+    #[error("ended: {0}{words}", words = words_for(.0))]
     Ended(EndReason),
-    /// Its queue is full, because the peer receives too slowly.
+    #[error("too slow: its queue is full, it is disconnected")]
     Full,
-    /// Its certificate is not trusted any more.
+    #[error("not trusted any more, it is disconnected: {0}")]
     Untrusted(String),
 }
 
-/// The objects that an inspector shows: the objects of two trees, and reported objects.
-pub(super) trait Contents {
-    fn trees(&self) -> [&Tree; 2];
-    /// The objects that are in no tree, each with its position in their order, behind a position or
-    /// from the first one on. Several objects may have the same position.
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
+/// What the reason of an end lacks: rustls shows only the name of an alert.
+fn words_for(reason: &EndReason) -> &'static str {
+    let alert = match reason {
+        EndReason::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()),
+        _ => None,
+    };
+    let required = rustls::Error::AlertReceived(AlertDescription::CertificateRequired);
+    if alert == Some(&required) {
+        ": the server requires a certificate"
+    } else {
+        ""
+    }
 }
 
 /// All state of a server or an element.
@@ -145,9 +154,8 @@ impl<S: Side> Machine<S> {
     ) -> usize {
         let count = untrusted.len();
         for (connection, why) in untrusted {
-            if let Some(name) = self.peers.name(connection).map(str::to_owned) {
-                self.side.ended(connection, &name, EndCause::Untrusted(why), now);
-                self.peers.end(connection, actions);
+            if self.peers.end(connection, actions) {
+                self.side.ended(connection, EndCause::Untrusted(why), now);
             }
         }
         self.carry_out(now, actions);
@@ -157,10 +165,10 @@ impl<S: Side> Machine<S> {
     /// Removes a connection that the transport has ended, or is about to end. Returns false if it was
     /// removed before.
     fn remove(&mut self, id: TransportId, why: EndCause, now: Instant, actions: &mut Vec<Action>) -> bool {
-        let Some((connection, name)) = self.peers.remove(id) else {
+        let Some(connection) = self.peers.remove(id) else {
             return false;
         };
-        self.side.ended(connection, &name, why, now);
+        self.side.ended(connection, why, now);
         self.carry_out(now, actions);
         true
     }
@@ -286,9 +294,7 @@ impl<S: Side> Core for Machine<S> {
     }
 
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        self.side.stop(now);
-        self.carry_out(now, actions);
-        self.side.stopped();
+        self.side.stop(&mut self.peers, now, actions);
         self.peers.end_all(actions);
     }
 }

@@ -41,7 +41,7 @@
 //!
 //! | file | contents; each file uses only files above it |
 //! |---|---|
-//! | `clock` | the clock of the dispatchers, the time of day |
+//! | `clock` | the clock of the dispatchers |
 //! | `config` | the configuration of both, the targets of log lines, [`LocalSocket`], and the errors |
 //! | `figures` | [`ServerFigures`]: a snapshot of a server for its pages |
 //! | `local` | Unix sockets for programs on the same host: a thread for each connection |
@@ -52,10 +52,10 @@
 //! | `server_side` | the machine's part for a server |
 //! | `own_copy` | this server's own copy of the policy: reading and editing it |
 //! | `cluster` | a policy that several servers share |
-//! | `editing` | edits of policy, by any thread |
+//! | `handle` | [`ServerHandle`]: calls and edits by any thread |
 //! | `control` | [`Control`] and the control socket, for programs on the same host |
 //! | `inspector` | the socket for `gbp_inspect` of agent-ovs |
-//! | `server` | [`Server`], [`ServerHandle`], handshakes |
+//! | `server` | [`Server`], handshakes |
 //! | `dial` | an attempt to connect to a server |
 //! | `feed` | the objects of an element and their changes, for programs on the same host |
 //! | `element_side` | the machine's part for an element |
@@ -72,12 +72,12 @@ mod connection;
 mod context;
 mod control;
 mod dial;
-mod editing;
 mod element;
 mod element_side;
 mod feed;
 mod feed_server;
 mod figures;
+mod handle;
 mod inspector;
 mod journal;
 mod keeper;
@@ -92,5 +92,6 @@ pub use self::context::{ElementContext, ServerContext};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::figures::ServerFigures;
-pub use self::server::{Server, ServerHandle};
+pub use self::handle::ServerHandle;
+pub use self::server::Server;
 pub use ssntp_transport::default_max_handshakes;

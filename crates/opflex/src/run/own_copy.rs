@@ -8,18 +8,17 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde::ser::{SerializeSeq, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::config::CallError;
 use super::server_side::{ServerEvents, call};
 use crate::message::Store;
-use crate::model::{Edit, Format, ManagedObject, ObjectRef, Piece, Tree, Uri};
+use crate::model::{Edit, ManagedObject, ObjectRef, Piece, Tree, Uri};
 
 /// The maximum number of objects in one piece of an edit.
 const PIECE: usize = 1000;
-/// The number of attempts to copy in steps, after which the copy is made in one step.
-const ATTEMPTS: u32 = 3;
+/// The number of attempts to read the policy at one revision.
+const ATTEMPTS: u32 = 4;
 
 /// The result of an edit.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -30,65 +29,57 @@ pub(super) struct Edited {
     pub(super) revision: u64,
 }
 
-/// The present revision of policy, and the policy. It is copied in steps. If policy changes meanwhile, the
-/// copy begins again.
+/// The present revision of policy, and the policy.
 pub(super) fn copy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObject>), CallError> {
-    for _ in 0..ATTEMPTS {
-        let mut objects = Vec::new();
-        if let Some(revision) = visit(events, |object| objects.push(object))? {
-            return Ok((revision, objects));
-        }
-    }
-    call(events, |cx| {
-        (cx.core().policy_revision(), cx.core().policy().to_objects())
-    })
+    visit(events, Vec::new, Vec::push)
 }
 
-/// The policy as the text of a file. It is made in steps, so that no second copy of all objects is made.
+/// The policy as the text of a file, an object in each line.
 pub(super) fn text(events: &ServerEvents) -> Result<Vec<u8>, CallError> {
-    for _ in 0..ATTEMPTS {
-        let mut text = Vec::new();
-        let mut serializer = serde_json::Serializer::pretty(&mut text);
-        let mut list = serializer.serialize_seq(None).map_err(unwritable)?;
-        let mut written = Ok(());
-        let revision = visit(events, |object| {
-            if written.is_ok() {
-                written = list.serialize_element(&object);
+    let add = |text: &mut Result<Vec<u8>, serde_json::Error>, object| {
+        if let Ok(before) = text {
+            before.extend_from_slice(if before.len() > 1 { b",\n" } else { b"\n" });
+            if let Err(error) = serde_json::to_writer(before, &object) {
+                *text = Err(error);
             }
-        })?;
-        written.and_then(|()| list.end()).map_err(unwritable)?;
-        if revision.is_some() {
-            text.push(b'\n');
-            return Ok(text);
         }
-    }
-    let text = ManagedObject::write_all(&copy(events)?.1, Format::Json);
-    text.map(String::into_bytes).map_err(unwritable)
+    };
+    let (_, text) = visit(events, || Ok(b"[".to_vec()), add)?;
+    let mut text = text.map_err(|error| CallError::Keep(error.into()))?;
+    text.extend_from_slice(if text.len() > 1 { b"\n]\n" } else { b"]\n" });
+    Ok(text)
 }
 
-fn unwritable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {
-    CallError::Keep(std::io::Error::other(error))
-}
-
-/// Passes each object of the policy to `each`, in steps, and returns the revision. `None` if policy has
-/// changed between two steps.
-fn visit(events: &ServerEvents, mut each: impl FnMut(ManagedObject)) -> Result<Option<u64>, CallError> {
-    let (mut revision, mut last) = (None, None);
+/// Passes each object of the policy to `each`, parents first, and returns the revision and what was
+/// made of the objects. It reads in steps, and begins again if policy changes between two of them; the
+/// last of [`ATTEMPTS`] attempts reads in one step.
+fn visit<T>(
+    events: &ServerEvents,
+    begin: impl Fn() -> T,
+    mut each: impl FnMut(&mut T, ManagedObject),
+) -> Result<(u64, T), CallError> {
+    let (mut attempts, mut revision, mut last, mut made) = (1, None, None, begin());
     loop {
-        let after = last.clone();
+        let (after, is_whole) = (last.clone(), attempts == ATTEMPTS);
         let (is, objects, has_more) = call(events, move |cx| {
-            let mut piece = Piece::of_a_call();
+            let mut piece = if is_whole {
+                Piece::new(usize::MAX, usize::MAX)
+            } else {
+                Piece::of_a_call()
+            };
             let objects = cx.core().page(Store::Policy, Uri::root(), after, &mut piece);
             let objects: Vec<_> = objects.iter().map(ObjectRef::to_object).collect();
             (cx.core().policy_revision(), objects, piece.is_full())
         })?;
-        if revision.replace(is).is_some_and(|before| before != is) {
-            return Ok(None);
+        if revision.is_some_and(|before| before != is) {
+            (attempts, revision, last, made) = (attempts + 1, None, None, begin());
+            continue;
         }
+        revision = Some(is);
         last = objects.last().map(|object| object.uri.clone()).or(last);
-        objects.into_iter().for_each(&mut each);
+        objects.into_iter().for_each(|object| each(&mut made, object));
         if !has_more {
-            return Ok(Some(is));
+            return Ok((is, made));
         }
     }
 }
@@ -103,31 +94,19 @@ pub(super) fn edit(events: &ServerEvents, edit: Edit, at: Option<u64>) -> Result
 }
 
 /// Changes this server's copy of the policy to that of the cluster, which has this revision. Returns the
-/// number of changed objects. Only one thread may call it, and nothing else may edit the copy.
+/// number of changed objects.
 pub(super) fn replace(
     events: &ServerEvents,
     objects: Vec<ManagedObject>,
     revision: u64,
 ) -> Result<usize, CallError> {
-    let wanted = checked(events, objects)?;
-    // No edit can come between two steps.
-    let (_, difference) = compare(events, &wanted)?.ok_or(CallError::Stopped)?;
-    let Difference { delete, merge } = difference;
     // One call, because each piece would have a revision of its own, which a document may have, too. The
     // length of a document has a limit, so the call is short.
     call(events, move |cx| {
-        let changed = cx.edit(Edit::Update(delete, merge))?.len();
+        let changed = cx.edit(Edit::Reload(objects))?.len();
         cx.core.begin_at_revision(revision);
         Ok(changed)
     })?
-}
-
-/// The policy of a reload. A policy that does not fit the model is refused before the first change.
-fn checked(events: &ServerEvents, objects: Vec<ManagedObject>) -> Result<Tree, CallError> {
-    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
-    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
-    wanted.merge(objects)?;
-    Ok(wanted)
 }
 
 /// Makes an edit in one call. With `at`, it fails unless policy has this revision.
@@ -183,23 +162,24 @@ fn in_pieces(
 }
 
 fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
-    let wanted = checked(events, objects)?;
-    if let Some((revision, Difference { delete, merge })) = compare(events, &wanted)? {
-        // Only at the revision of the comparison, which is wrong for any other one.
-        match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
-            Err(CallError::Revision { .. }) if at.is_none() => {}
-            result => return result,
+    // A policy that does not fit the model is refused before the first change.
+    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
+    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
+    wanted.merge(objects)?;
+    let (revision, comparison) = visit(
+        events,
+        || Comparison::new(&wanted),
+        |comparison, object| comparison.add(&object),
+    )?;
+    let Difference { delete, merge } = comparison.finish();
+    // Only at the revision of the comparison, which is wrong for any other one.
+    match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
+        // Another edit came between. No edit can come between in one call.
+        Err(CallError::Revision { .. }) if at.is_none() => {
+            change(events, at, Edit::Reload(wanted.to_objects()))
         }
+        result => result,
     }
-    // Another edit came between. No edit can come between in one call.
-    change(events, at, Edit::Reload(wanted.to_objects()))
-}
-
-/// Compares the policy with another one in steps. `None` if policy has changed meanwhile.
-fn compare(events: &ServerEvents, wanted: &Tree) -> Result<Option<(u64, Difference)>, CallError> {
-    let mut comparison = Comparison::new(wanted);
-    let revision = visit(events, |object| comparison.add(&object))?;
-    Ok(revision.map(|revision| (revision, comparison.finish())))
 }
 
 /// What turns the present policy into another one: the objects to delete, and then the objects to merge,

@@ -1,4 +1,4 @@
-//! A server on threads: its owner, its handles, and the handshakes of clients.
+//! A server on threads: its owner, and the handshakes of clients.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,29 +7,27 @@ use std::time::SystemTime;
 use crossbeam_channel::Receiver;
 use log::warn;
 
-use super::clock::{now, time_of_day};
+use super::clock::now;
 use super::cluster::Cluster;
 use super::config::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, StartError};
-use super::connection::{Shown, enter};
-use super::context::ServerContext;
-use super::editing::Editing;
-use super::figures::ServerFigures;
+use super::connection::{Entrant, Shown, enter};
+use super::handle::ServerHandle;
 use super::keeper::{self, Keeper};
 use super::machine::{self, Machine};
 use super::server_side::{self, ServerEvents, ServerSide};
 use super::{control, inspector, own_copy};
 use crate::message::Decoder;
-use crate::model::{Edit, ManagedObject, Piece};
+use crate::model::Edit;
 use crate::peer::host;
-use crate::server::{self, AgentInfo, ServerCore, SessionInfo};
+use crate::server::{self, ServerCore};
 use ssntp_engine::{Engine, Membership};
 use ssntp_pki::CertificateInfo;
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
-    Acceptance, Address, Budget, BufferPool, Duplex, Listener, LogLimit, More, Newcomer, Occupancy, PATIENCE,
-    PeerAddress, Room, TcpOptions, after, memory_for_queues, plain, slots,
+    Acceptance, Address, Budget, BufferPool, Duplex, Listener, LogLimit, More, Newcomer, PATIENCE,
+    PeerAddress, Room, TcpOptions, after, memory_for_queues, plain, slots, wall_clock,
 };
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
@@ -130,11 +128,9 @@ impl Server {
         };
         let dispatcher = Machine::new(side).spawn("opflex-dispatch", settings, queue)?;
         let handle = ServerHandle {
-            editing: Editing {
-                events: events.clone(),
-                keeper: sender(),
-                cluster: None,
-            },
+            events: events.clone(),
+            keeper: sender(),
+            cluster: None,
             occupancy: None,
         };
         let tls = Arc::new(Mutex::new(Tls {
@@ -159,13 +155,12 @@ impl Server {
             let address = advertise.or(first).or_else(in_memory).unwrap_or_default();
             let server::ServerSettings { roles, peers, .. } = &config.settings;
             let cluster = Cluster::join(engine, address, &events, roles, peers, config.schema.clone())?;
-            server.handle.editing.cluster = Some(cluster.shared());
+            server.handle.cluster = Some(cluster.shared());
             server.cluster = Some(cluster);
         }
         // After joining, so that no control connection edits the policy without the cluster.
         if let Some(path) = &config.control {
-            let editing = server.handle.editing.clone();
-            let control = control::start(&LocalSocket::new(path), editing, config.limits)?;
+            let control = control::start(&LocalSocket::new(path), server.handle(), config.limits)?;
             server.local.push(control);
         }
         if let Some(socket) = &config.inspector {
@@ -211,9 +206,9 @@ impl Server {
             tls.generation += 1;
             tls.generation
         };
-        let events = &self.handle.editing.events;
+        let events = &self.handle.events;
         let clients = server_side::tls_replaced(events, generation)?;
-        let now = time_of_day();
+        let now = wall_clock();
         // On this thread, because verifying all certificates would block the dispatcher.
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
             let why = acceptor.objection(&shown, now)?;
@@ -239,7 +234,7 @@ impl Server {
     /// reason is a panic, which is in the log. The server does not work any more then, so its owner
     /// should end the process, and a service manager should start it again.
     pub fn running(&self) -> &Receiver<Infallible> {
-        self.handle.editing.events.life()
+        self.handle.events.life()
     }
 
     /// Accepts no more clients, sends the queues within the grace period, closes every connection,
@@ -251,7 +246,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let events = self.handle.editing.events.clone();
+        let events = self.handle.events.clone();
         // The dispatcher handles events until `Exit`, so the threads below can finish their calls.
         let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
@@ -289,7 +284,7 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
 /// set back it is lower, but still another one: revisions are only compared for being equal. JSON can
 /// represent it exactly.
 fn first_revision() -> u64 {
-    let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);
+    let since_1970 = wall_clock().duration_since(SystemTime::UNIX_EPOCH);
     since_1970
         .unwrap_or_default()
         .as_micros()
@@ -366,9 +361,11 @@ impl HandshakeContext {
         let request = server_side::Newcomer {
             certified: certificate.and_then(CertificateInfo::common_name),
             dialled,
-            peer: peer.to_string(),
-            shown,
-            identified: decoder.identified(),
+            peer: Entrant {
+                name: peer.to_string(),
+                shown,
+                identified: decoder.identified(),
+            },
             generation,
         };
         let entered = enter(
@@ -387,101 +384,6 @@ impl HandshakeContext {
     }
 }
 
-/// A handle by which other threads use a server.
-///
-/// # Threads
-/// Cheap to clone, and `Send`. Every call blocks until the dispatcher has carried it out, usually
-/// for some microseconds. A call that changes policy also waits until the change is in the file or
-/// the engine that keeps policy, if there is one.
-#[derive(Clone, Debug)]
-pub struct ServerHandle {
-    editing: Editing,
-    /// The handshakes under way. `None` until the server accepts clients.
-    occupancy: Option<Arc<Occupancy>>,
-}
-
-impl ServerHandle {
-    /// Runs `call` on the dispatcher with a [`ServerContext`], and returns its result.
-    ///
-    /// # Errors
-    /// [`CallError::Stopped`], also if `call` panicked; [`CallError::OnDispatcher`].
-    pub fn with<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
-    ) -> Result<T, CallError> {
-        server_side::call(&self.editing.events, call)
-    }
-
-    /// Changes policy, and returns the number of changed objects. A merge of more than a thousand
-    /// objects is checked as a whole and then made in pieces. A reload is compared with the present
-    /// policy on this thread, and its changes are made in pieces, too. In a cluster, the policy of all
-    /// servers is changed, and the call returns when this server has read it back from the engine.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn edit(&self, edit: Edit) -> Result<usize, CallError> {
-        self.editing.edit(edit, None).map(|edited| edited.changed)
-    }
-
-    /// The present policy, parents first. It is copied in steps, so that a large policy does not delay
-    /// clients.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        own_copy::copy(&self.editing.events).map(|(_, objects)| objects)
-    }
-
-    /// A snapshot of the server.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn figures(&self) -> Result<ServerFigures, CallError> {
-        let agents = self.agents()?;
-        let taken = self
-            .editing
-            .events
-            .look(|machine, view| machine.side.figures(view));
-        let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
-        figures.known_agents = agents.len();
-        figures.agents = agents;
-        figures.dispatcher = dispatcher;
-        if let Some(occupancy) = &self.occupancy {
-            figures.handshakes = occupancy.running();
-            figures.max_handshakes = occupancy.limit();
-        }
-        Ok(figures)
-    }
-
-    /// The clients, in the order in which they connected.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn sessions(&self) -> Result<Vec<SessionInfo>, CallError> {
-        self.with(|cx| cx.core().sessions(cx.now()))
-    }
-
-    /// All agents that have sent a name since the server started, including those that have left,
-    /// in the order of their names.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
-        let mut agents: Vec<AgentInfo> = Vec::new();
-        loop {
-            let last = agents.last().map(|agent| agent.name.clone());
-            let next =
-                self.with(move |cx| cx.core().agents_after(last.as_ref(), Piece::ENTRIES, cx.now()))?;
-            // In steps, because ten thousand agents in one call would delay clients by milliseconds.
-            let is_over = next.len() < Piece::ENTRIES;
-            agents.extend(next);
-            if is_over {
-                return Ok(agents);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -496,7 +398,7 @@ mod tests {
         let still = server.running().recv_timeout(Duration::from_millis(1));
         assert_eq!(still, Err(crossbeam_channel::RecvTimeoutError::Timeout));
         let panics = DispatchEvent::Call(Box::new(|_: &mut Machine<ServerSide>, _, _| panic!("on purpose")));
-        server.handle.editing.events.send(panics).map_err(drop).unwrap();
+        server.handle.events.send(panics).map_err(drop).unwrap();
         let ended = server.running().recv_timeout(Duration::from_secs(30));
         assert_eq!(ended, Err(crossbeam_channel::RecvTimeoutError::Disconnected));
         assert!(matches!(server.handle().sessions(), Err(CallError::Stopped)));

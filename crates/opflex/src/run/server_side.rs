@@ -3,21 +3,20 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use log::{Level, info, log};
+use log::Level;
 
 use super::config::{CallError, SERVER_LOG as LOG};
-use super::connection::{Messages, Peers, Shown};
+use super::connection::{Entrant, Messages, Peers, Shown};
 use super::context::ServerContext;
 use super::figures::ServerFigures;
 use super::keeper;
-use super::machine::{self, Contents, EndCause, Machine, Side, SideEvents};
+use super::machine::{self, EndCause, Machine, Side, SideEvents};
 use crate::budget::Budget;
-use crate::message::Identified;
 use crate::model::{ManagedObject, Tree};
 use crate::peer::{ConnectionId, host};
 use crate::server::{Action as CoreAction, ServerCore};
+use ssntp_transport::EndReason;
 use ssntp_transport::dispatch::{Action, View};
-use ssntp_transport::{self, EndReason, LogLimit, excerpt};
 
 /// Sends events to a server's dispatcher.
 pub(super) type ServerEvents = SideEvents<ServerSide>;
@@ -45,9 +44,9 @@ pub(super) fn tls_replaced(
 ) -> Result<Vec<(ConnectionId, Shown)>, CallError> {
     machine::call(events, move |Machine { side, peers }, _, _| {
         side.generation = side.generation.max(generation);
-        let clients = peers.shown();
+        let clients = peers.iter();
         clients
-            .map(|(connection, shown)| (connection, Shown::clone(shown)))
+            .map(|(connection, peer)| (connection, Shown::clone(&peer.shown)))
             .collect()
     })
 }
@@ -57,13 +56,9 @@ pub(super) fn tls_replaced(
 pub(super) struct Newcomer {
     /// The address of this server that the client dialled, if it is known.
     pub(super) dialled: Option<String>,
-    /// The address of the client, for the log.
-    pub(super) peer: String,
-    pub(super) shown: Shown,
+    pub(super) peer: Entrant,
     /// The common name of its certificate, if the settings use it.
     pub(super) certified: Option<String>,
-    /// The flag that is set when its identity is accepted.
-    pub(super) identified: Identified,
     /// The generation of the acceptor of its handshake.
     pub(super) generation: u64,
 }
@@ -81,8 +76,6 @@ pub(super) struct ServerSide {
     is_stopping: bool,
     /// The lowest generation of acceptors whose newcomers are admitted.
     generation: u64,
-    /// Limits the log lines that clients cause, by host.
-    log: LogLimit<String>,
 }
 
 impl ServerSide {
@@ -95,7 +88,6 @@ impl ServerSide {
             host_of: HashMap::new(),
             is_stopping: false,
             generation: 0,
-            log: LogLimit::default(),
         }
     }
 
@@ -139,17 +131,20 @@ impl ServerSide {
 }
 
 impl Side for ServerSide {
-    type Core = ServerCore;
     type Newcomer = Newcomer;
     const LOG: &'static str = LOG;
 
     /// The host. Without it, a host with many slow clients could take the memory of all others.
     fn owner(newcomer: &Newcomer) -> Option<&[u8]> {
-        Some(host(&newcomer.peer).as_bytes())
+        Some(host(&newcomer.peer.name).as_bytes())
     }
 
-    fn core(&self) -> &ServerCore {
-        &self.core
+    fn trees(&self) -> [&Tree; 2] {
+        [self.core.policy(), self.core.endpoints()]
+    }
+
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
+        Box::new(self.core.observer().objects_after(place))
     }
 
     fn admit(
@@ -172,7 +167,7 @@ impl Side for ServerSide {
         if standing >= max {
             return Err(format!("the server has {max} clients, as many as it may have"));
         }
-        let from = host(&newcomer.peer).to_owned();
+        let from = host(&newcomer.peer.name).to_owned();
         if self.hosts.of(&from) >= HOST && !self.hosts.fits(&from, 1, max) {
             return Err(format!(
                 "this host has {} clients, as many as it may have",
@@ -184,19 +179,14 @@ impl Side for ServerSide {
         let Newcomer {
             dialled,
             peer,
-            shown,
             certified,
-            identified,
             ..
         } = newcomer;
-        if let Some(more) = self.log.admit(from.clone(), "connected", now) {
-            info!(target: LOG, "{peer} ({connection}) is connected{more}");
-        }
-        peers.add(id, connection, peer.clone(), shown, identified);
         self.host_of.insert(id, from.clone());
         self.hosts.charge(from, 1);
         self.core
-            .handle_connected(now, connection, peer, dialled, certified);
+            .handle_connected(now, connection, peer.name.clone(), dialled, certified);
+        peers.add(id, connection, peer);
         Ok(connection)
     }
 
@@ -224,28 +214,13 @@ impl Side for ServerSide {
         }
     }
 
-    fn ended(&mut self, connection: ConnectionId, peer: &str, why: EndCause, now: Instant) {
-        let (kind, level, what) = match why {
-            // A warning only if the peer broke the protocol.
-            EndCause::Ended(EndReason::Protocol(fault)) => (
-                "ended",
-                Level::Warn,
-                format!("ended: {}", excerpt(EndReason::Protocol(fault))),
-            ),
-            EndCause::Ended(reason) => ("ended", Level::Info, format!("ended: {}", excerpt(reason))),
-            EndCause::Full => {
-                let what = "is too slow: its queue is full, it is disconnected";
-                ("too slow", Level::Warn, what.to_owned())
-            }
-            EndCause::Untrusted(why) => {
-                let what = format!("is not trusted any more, it is disconnected: {why}");
-                ("not trusted", Level::Warn, what)
-            }
+    fn ended(&mut self, connection: ConnectionId, why: EndCause, now: Instant) {
+        // No warning for an end that is not a fault of the peer.
+        let level = match why {
+            EndCause::Ended(EndReason::Protocol(_)) | EndCause::Full | EndCause::Untrusted(_) => Level::Warn,
+            EndCause::Ended(_) => Level::Info,
         };
-        if let Some(more) = self.log.admit(host(peer).to_owned(), kind, now) {
-            log!(target: LOG, level, "{peer} ({connection}) {what}{more}");
-        }
-        self.core.handle_disconnected(now, connection);
+        self.core.handle_disconnected(now, connection, level, why);
     }
 
     fn carry_out(&mut self, peers: &mut Peers, _: Instant, actions: &mut Vec<Action>) {
@@ -258,7 +233,7 @@ impl Side for ServerSide {
                 CoreAction::Identified { connection } => peers.identified(connection),
                 // A server does not dial.
                 CoreAction::Dial { .. } => {}
-                CoreAction::Close { connection, .. } => peers.end(connection, actions),
+                CoreAction::Close { connection, .. } => drop(peers.end(connection, actions)),
             }
         }
     }
@@ -271,18 +246,8 @@ impl Side for ServerSide {
         self.core.handle_deadline(now);
     }
 
-    fn stop(&mut self, _: Instant) {
+    fn stop(&mut self, _: &mut Peers, _: Instant, _: &mut Vec<Action>) {
         self.is_stopping = true;
-    }
-}
-
-impl Contents for ServerCore {
-    fn trees(&self) -> [&Tree; 2] {
-        [self.policy(), self.endpoints()]
-    }
-
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
-        Box::new(self.observer().objects_after(place))
     }
 }
 
@@ -294,7 +259,7 @@ mod tests {
     use bytes::BytesMut;
 
     use super::*;
-    use crate::message::{Decoder, Incoming};
+    use crate::message::{Decoder, Identified, Incoming};
     use crate::model::Edit;
     use crate::rpc::Limits;
     use crate::run::clock::now as clock;
@@ -339,10 +304,12 @@ mod tests {
             let (reply, verdict) = crossbeam_channel::bounded(1);
             let newcomer = Newcomer {
                 certified: None,
-                identified: Identified::default(),
                 dialled: None,
-                peer: peer.to_owned(),
-                shown: Shown::default(),
+                peer: Entrant {
+                    name: peer.to_owned(),
+                    shown: Shown::default(),
+                    identified: Identified::default(),
+                },
                 generation: 0,
             };
             let stream = Arc::new(memory::pair().0);
@@ -371,7 +338,7 @@ mod tests {
         }
 
         fn core(&self) -> &ServerCore {
-            self.runner.core().side.core()
+            &self.runner.core().side.core
         }
     }
 

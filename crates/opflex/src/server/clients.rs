@@ -15,7 +15,7 @@ use super::session::{Element, Session};
 use super::settings::ServerSettings;
 use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult};
 use crate::model::Name;
-use crate::peer::{Beat, CloseReason, ConnectionId, host};
+use crate::peer::{ConnectionId, Due, host};
 use ssntp_transport::{Deadlines, LogLimit, excerpt};
 
 /// All clients. A connection that is not in the table has ended; methods have no effect on it.
@@ -28,17 +28,10 @@ pub(super) struct Clients {
     log: LogLimit<String>,
 }
 
-/// What is due for a client.
-#[derive(Debug)]
-pub(super) enum Due {
-    Echo(u64),
-    Close(CloseReason),
-}
-
 impl Clients {
     /// Adds a client. Its deadline is set at once, so that a client that sends nothing is disconnected.
-    pub(super) fn add(&mut self, connection: ConnectionId, session: Session, settings: &ServerSettings) {
-        self.timers.set(connection, session.next_deadline(settings));
+    pub(super) fn add(&mut self, connection: ConnectionId, session: Session) {
+        self.timers.set(connection, session.keepalive.next_deadline());
         self.sessions.insert(connection, session);
     }
 
@@ -96,7 +89,7 @@ impl Clients {
         let before = session.element.as_ref().map(|element| element.name.clone());
         let domain = identity.domain.clone();
         let result = session.identify(identity, settings)?;
-        self.timers.set(connection, session.next_deadline(settings));
+        self.timers.set(connection, session.keepalive.next_deadline());
         let Some(name) = session.element.as_ref().map(|element| element.name.clone()) else {
             return Ok((result, None));
         };
@@ -125,20 +118,15 @@ impl Clients {
     }
 
     /// The next thing that is due at `now`. Call it until it returns `None`.
-    pub(super) fn due(&mut self, now: Instant, settings: &ServerSettings) -> Option<(ConnectionId, Due)> {
+    pub(super) fn due(&mut self, now: Instant) -> Option<(ConnectionId, Due)> {
         while let Some(connection) = self.timers.pop(now) {
             let Some(session) = self.sessions.get_mut(&connection) else {
                 continue;
             };
-            if session.identity_is_late(settings, now) {
-                return Some((connection, Due::Close(CloseReason::IdentityTimeout)));
-            }
-            let beat = session.keepalive.beat(&settings.keepalive, now);
-            self.timers.set(connection, session.next_deadline(settings));
-            match beat {
-                Beat::Wait => {}
-                Beat::Echo(number) => return Some((connection, Due::Echo(number))),
-                Beat::Dead => return Some((connection, Due::Close(CloseReason::Silent))),
+            let due = session.keepalive.due(now);
+            self.timers.set(connection, session.keepalive.next_deadline());
+            if let Some(due) = due {
+                return Some((connection, due));
             }
         }
         None

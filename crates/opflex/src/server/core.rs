@@ -1,5 +1,6 @@
 //! The core of a server: hands each event to its owner, and collects actions.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use bytes::Bytes;
 use log::{Level, debug, error};
 
 use super::agents::AgentInfo;
-use super::clients::{Clients, Due};
+use super::clients::Clients;
 use super::counters::RequestCounters;
 use super::observer::Observer;
 use super::ownership::{Declared, Ownership};
@@ -22,7 +23,7 @@ use crate::message::{
 use crate::model::{
     Changes, Cursor, Edit, ManagedObject, ModelError, Name, ObjectRef, Piece, Schema, Target, Tree, Uri,
 };
-use crate::peer::{Action, Actions, CloseReason, ConnectionId};
+use crate::peer::{Action, Actions, CloseReason, ConnectionId, Due};
 use crate::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::excerpt;
 
@@ -89,14 +90,31 @@ impl ServerCore {
         certified: Option<String>,
     ) {
         let session = Session::new(address, dialled, certified, &self.settings, now);
-        self.clients.add(connection, session, &self.settings);
+        self.clients.add(connection, session);
+        self.clients.log(now, connection, Level::Info, "connected", || {
+            "connected".to_owned()
+        });
         // libopflex expects an echo at once.
         self.actions.echo(connection, 0, now);
     }
 
-    /// A connection has ended. Has no effect if the connection is unknown or was closed by the
-    /// server.
-    pub fn handle_disconnected(&mut self, now: Instant, connection: ConnectionId) {
+    /// A connection has ended. `level` and `why` are for the log. Has no effect if the connection is
+    /// unknown or was closed by the server.
+    pub fn handle_disconnected(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        level: Level,
+        why: impl fmt::Display,
+    ) {
+        if self.clients.get(connection).is_some() {
+            self.clients
+                .log(now, connection, level, "ended", || excerpt(why).to_string());
+            self.remove(now, connection);
+        }
+    }
+
+    fn remove(&mut self, now: Instant, connection: ConnectionId) {
         if !self.clients.remove(connection, &self.settings) {
             return;
         }
@@ -230,7 +248,7 @@ impl ServerCore {
 
     /// Does everything that is due at `now`.
     pub fn handle_deadline(&mut self, now: Instant) {
-        while let Some((connection, due)) = self.clients.due(now, &self.settings) {
+        while let Some((connection, due)) = self.clients.due(now) {
             match due {
                 Due::Echo(number) => self.actions.echo(connection, number, now),
                 Due::Close(reason) => self.close(now, connection, reason),
@@ -530,7 +548,7 @@ impl ServerCore {
             format!("closed: {}", excerpt(&reason))
         });
         self.actions.push(Action::Close { connection, reason });
-        self.handle_disconnected(now, connection);
+        self.remove(now, connection);
     }
 
     /// Sends the updates for changes. An update is built once for all its receivers.

@@ -12,7 +12,6 @@ use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_V
 use crate::model::Name;
 use crate::peer::{ConnectionId, Keepalive, bare};
 use crate::rpc::Id;
-use ssntp_transport::after;
 
 /// The longest name, location and role that a session keeps, in bytes.
 const MAX_TEXT: usize = 1024;
@@ -96,25 +95,12 @@ impl Session {
             address,
             dialled,
             since: now,
-            keepalive: Keepalive::new(&settings.keepalive, now),
+            keepalive: Keepalive::new(&settings.keepalive, settings.identity_timeout, now),
             certified,
             element: None,
             counters: RequestCounters::default(),
             answer: None,
         }
-    }
-
-    /// The time of the next echo, or at which the identity is late.
-    pub(super) fn next_deadline(&self, settings: &ServerSettings) -> Instant {
-        let echo = self.keepalive.next_deadline();
-        match self.element {
-            Some(_) => echo,
-            None => echo.min(after(self.since, settings.identity_timeout)),
-        }
-    }
-
-    pub(super) fn identity_is_late(&self, settings: &ServerSettings, now: Instant) -> bool {
-        self.element.is_none() && now >= after(self.since, settings.identity_timeout)
     }
 
     /// Checks an identity as the draft requires, and makes the answer. A second identity replaces
@@ -181,6 +167,7 @@ impl Session {
             );
         }
         // After the last check, so that a refused identity has no effect.
+        self.keepalive.identified();
         self.element = Some(Element {
             name: name.into(),
             roles: identity.my_role,

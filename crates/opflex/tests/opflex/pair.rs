@@ -171,7 +171,7 @@ impl Net {
     fn dial(&mut self, element: usize, connection: ConnectionId, address: &str) {
         if !self.servers.contains_key(address) {
             self.on_element(element, |element, now| {
-                element.handle_disconnected(now, connection)
+                element.handle_disconnected(now, connection, "refused".to_owned())
             });
             return;
         }
@@ -208,11 +208,11 @@ impl Net {
             return;
         };
         self.on_element(link.element, |element, now| {
-            element.handle_disconnected(now, link.at_element);
+            element.handle_disconnected(now, link.at_element, "ended".to_owned());
         });
         if self.servers.contains_key(&link.server) {
             self.on_server(&link.server, |server, now| {
-                server.handle_disconnected(now, link.at_server);
+                server.handle_disconnected(now, link.at_server, log::Level::Info, "ended");
             });
         }
     }

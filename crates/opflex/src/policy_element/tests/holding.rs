@@ -1,21 +1,21 @@
 //! Resolves, declarations and reports: sent, repeated, refreshed, ended.
 
-use super::super::{ElementLimits, ReferenceId, Store};
+use super::super::{ElementLimits, ResolveReference, Store};
 use super::*;
 use crate::message::ErrorCode;
 use crate::model::{ChangeKind, Ident, ManagedObject, Target};
 
 const FIRST: u64 = 1 << 63;
 
-pub(super) fn resolve(world: &mut World, text: &str) -> ReferenceId {
+pub(super) fn resolve(world: &mut World, text: &str) -> ResolveReference {
     world.act(|element, now| element.resolve_policy("class", uri(text), false, now))
 }
 
-fn follow(world: &mut World, text: &str) -> ReferenceId {
+fn follow(world: &mut World, text: &str) -> ResolveReference {
     world.act(|element, now| element.resolve_policy("class", uri(text), true, now))
 }
 
-pub(super) fn release(world: &mut World, reference: ReferenceId) {
+pub(super) fn release(world: &mut World, reference: ResolveReference) {
     world.element.release(reference, world.now);
 }
 
@@ -250,7 +250,6 @@ fn the_last_release_sends_an_unresolve_after_the_linger_time() {
     let (mut world, server) = World::ready(ElementSettings::default());
     let (one, two) = (resolve(&mut world, "/a/"), resolve(&mut world, "/a/"));
     world.serve(server, &[object("/a/", 1), object("/a/b/", 1)]);
-    release(&mut world, one);
     release(&mut world, one);
     world.pass(1.0);
     assert_eq!(world.take_sent(server), NOTHING);

@@ -90,7 +90,7 @@ impl World {
     /// Refuses the latest attempt to dial an address, or ends the connection.
     fn fail(&mut self, address: &str) {
         let connection = self.dialling(address).unwrap();
-        self.act(|element, now| element.handle_disconnected(now, connection));
+        self.act(|element, now| element.handle_disconnected(now, connection, "refused".to_owned()));
     }
 
     /// A server sends a message.

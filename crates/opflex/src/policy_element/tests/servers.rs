@@ -388,7 +388,7 @@ fn in_transport_mode_a_server_without_proxies_is_refused() {
     let result = json!({"my_role": ALL, "data": data, "peers": [{"connectivity_info": "a:1"}]});
     world.send_text(connection, &json!({"id": ["send_identity", 1], "result": result}));
     assert_eq!(world.element.health(), Health::Healthy);
-    assert_eq!(world.element.proxies().unwrap().v6, "2.2.2.2");
+    assert_eq!(world.element.proxies.as_ref().unwrap().v6, "2.2.2.2");
 }
 
 #[test]

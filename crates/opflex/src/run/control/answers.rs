@@ -8,12 +8,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::clock::time_of_day;
 use super::super::config::{LocalSocket, SERVER_LOG as LOG, StartError};
 use super::super::context::ServerContext;
-use super::super::editing::Editing;
+use super::super::handle::ServerHandle;
 use super::super::local;
-use super::super::server_side::call as on_dispatcher;
 use super::{
     AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
@@ -21,7 +19,7 @@ use crate::message::{Custom, CustomResult, ErrorCode, ErrorResponse, Incoming, R
 use crate::model::{Edit, ManagedObject, Name, ObjectRef, Piece, Uri};
 use crate::rpc::{Frame, Id, Limits};
 use crate::server::{Exported, Store};
-use ssntp_transport::Acceptance;
+use ssntp_transport::{Acceptance, wall_clock};
 
 /// The maximum number of control connections at a time.
 const CONNECTIONS: usize = 64;
@@ -29,7 +27,7 @@ const CONNECTIONS: usize = 64;
 /// Listens at the socket, and answers programs that change policy or read the state of the server.
 pub(in super::super) fn start(
     socket: &LocalSocket,
-    editing: Editing,
+    server: ServerHandle,
     limits: Limits,
 ) -> Result<Acceptance, StartError> {
     // Only the server's own user can connect, so a policy of any size is accepted.
@@ -42,7 +40,7 @@ pub(in super::super) fn start(
         local::receive(newcomer, limits, None, |message| {
             let frame = match message {
                 Incoming::Request { id, request } => {
-                    carry_out(&editing, &id, request).unwrap_or_else(|error| failure(&id, &error))
+                    carry_out(&server, &id, request).unwrap_or_else(|error| failure(&id, &error))
                 }
                 Incoming::Refused { id, error, .. } => failure(&id, &error),
                 _ => return Ok(()),
@@ -54,7 +52,7 @@ pub(in super::super) fn start(
 
 /// Carries out a request of a control connection, and makes the answer. Blocks until an edit is made
 /// and kept.
-fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<ErrorResponse>> {
+fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, Box<ErrorResponse>> {
     let Request::Custom(mut calls) = request else {
         let what = "the control socket supports only the method custom";
         return Err(ErrorResponse::boxed(ErrorCode::EUNSUPPORTED, what));
@@ -64,20 +62,22 @@ fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<
     };
     if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
         let (wanted, at) = edit(&call)?;
-        let edited = editing.edit(wanted, at).map_err(ErrorResponse::error)?;
+        let edited = server.edit_at(wanted, at).map_err(ErrorResponse::error)?;
         // This call returns only after the updates of the edit are in the queues of clients.
-        on_dispatcher(&editing.events, |_| ()).map_err(ErrorResponse::error)?;
+        server.with(|_| ()).map_err(ErrorResponse::error)?;
         return Ok(reply(id, &call.method, edited));
     }
     if call.method == SESSIONS {
-        let sessions = on_dispatcher(&editing.events, |cx| cx.core().sessions(cx.now()));
-        // Not on the dispatcher, because this list is not sent in parts.
+        let sessions = server.sessions();
+        // Made on this thread, because this list is not sent in parts.
         let sessions = sessions.map_err(ErrorResponse::error)?;
         let sessions: Vec<Value> = sessions.iter().map(flat).collect();
         return Ok(reply(id, &call.method, json!({ "sessions": sessions })));
     }
     let id = id.clone();
-    on_dispatcher(&editing.events, move |cx| answer(cx, &id, &call)).map_err(ErrorResponse::error)?
+    server
+        .with(move |cx| answer(cx, &id, &call))
+        .map_err(ErrorResponse::error)?
 }
 
 /// The edit of a call, and the revision of policy for which it was made.
@@ -164,7 +164,7 @@ fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<E
         REPORTS => {
             let Below { uri, after } = params(call)?;
             let mut piece = Piece::of_a_call();
-            let exported = core.observer().export_after(after, &uri, cx.now(), time_of_day());
+            let exported = core.observer().export_after(after, &uri, cx.now(), wall_clock());
             let exported = exported.take_while(|(_, report)| piece.add(report.object.memory()));
             let (places, reports): (Vec<u64>, Vec<_>) = exported.unzip();
             let last = places.last().filter(|_| piece.is_full());

@@ -68,7 +68,7 @@ impl World {
     }
 
     pub(super) fn leave(&mut self, connection: ConnectionId) {
-        self.act(|server, now| server.handle_disconnected(now, connection));
+        self.act(|server, now| server.handle_disconnected(now, connection, log::Level::Info, "ended"));
     }
 
     /// Sends a text and returns all messages that the server sends on this connection.
@@ -174,18 +174,12 @@ pub(super) fn uri(text: &str) -> Uri {
 /// An object with the property `p`, below the parent in its URI.
 pub(super) fn object(subject: &str, text: &str, value: impl Into<Value>) -> ManagedObject {
     let object = ManagedObject::new(subject, uri(text)).with("p", value);
-    let elements: Vec<_> = object
-        .uri
-        .elements()
-        .map(|element| element.into_owned())
-        .collect();
-    match elements.as_slice() {
+    // The last two segments are the class and the name.
+    let segments: Vec<&str> = text.trim_matches('/').split('/').collect();
+    match segments.as_slice() {
         [before @ .., parent, name, _, _] => {
-            let builder = before
-                .iter()
-                .fold(Uri::builder(), |builder, element| builder.segment(element));
-            let parent_uri = builder.segment(parent).segment(name).build().unwrap();
-            object.under(parent.as_str(), parent_uri)
+            let before: String = before.iter().map(|segment| format!("{segment}/")).collect();
+            object.under(*parent, uri(&format!("/{before}{parent}/{name}/")))
         }
         _ => object,
     }
