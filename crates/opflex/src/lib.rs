@@ -69,7 +69,6 @@
 //!
 //! Log targets are the module paths, `ssntp_opflex::server` and so on.
 
-mod budget;
 mod json;
 pub mod message;
 pub mod model;
@@ -79,5 +78,6 @@ pub mod policy_element;
 pub mod rpc;
 pub mod run;
 pub mod server;
+mod shares;
 
 pub use self::run::{PolicyElement, Server};

@@ -47,13 +47,7 @@ pub struct ErrorResponse {
     /// A text for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The place of the failure, in any form.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trace: Option<Value>,
-    /// Details for the sender of the request, in any form.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub data: Option<Value>,
-    /// Members that are not in the draft.
+    /// `trace` and `data` of the draft, which may have any form, and members that are not in the draft.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -75,8 +69,6 @@ impl ErrorResponse {
         Self {
             code,
             message: Some(message.to_string()),
-            trace: None,
-            data: None,
             extra: Map::new(),
         }
     }
@@ -107,8 +99,6 @@ impl<'de> Deserialize<'de> for ErrorResponse {
         Ok(Self {
             code: code.map_or(ErrorCode::ERROR, |code| ErrorCode::from(code.as_str())),
             message: take("message").map(text),
-            trace: take("trace"),
-            data: take("data"),
             extra: members,
         })
     }
@@ -133,11 +123,8 @@ mod tests {
     #[test]
     fn every_object_is_read_as_an_error() {
         assert_eq!(parse(json!({})).code, ErrorCode::ERROR);
-        let odd = parse(json!({"code": 7, "message": [1], "data": null}));
-        assert_eq!(
-            (odd.code.name(), odd.message.as_deref(), odd.data),
-            ("7", Some("[1]"), None)
-        );
+        let odd = parse(json!({"code": 7, "message": [1]}));
+        assert_eq!((odd.code.name(), odd.message.as_deref()), ("7", Some("[1]")));
         assert!(serde_json::from_value::<ErrorResponse>(json!(["ERROR"])).is_err());
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::managed_object::ManagedObject;
+use super::managed_object::{ManagedObject, NAMING};
 use super::name::Name;
 use super::uri::Uri;
 
@@ -24,8 +24,6 @@ impl fmt::Display for Ident {
     }
 }
 
-/// The properties that hold names, unless the model file sets others for the class.
-pub(super) const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
 /// The property that holds the context, unless the model file sets another one for the class.
 const CONTEXT: &str = "context";
 
@@ -33,11 +31,6 @@ const CONTEXT: &str = "context";
 const MAX_IDENTS: usize = 16;
 
 impl Ident {
-    /// True if a property holds a name, unless the model file sets other properties for the class.
-    pub(super) fn is_naming(property: &str) -> bool {
-        NAMING.contains(&property)
-    }
-
     /// The identifiers of an object. `properties` are the property of the context and the properties
     /// of the names, if the model file sets them for the class.
     ///
@@ -69,7 +62,7 @@ impl Ident {
             for property in &object.properties {
                 let naming = match properties {
                     Some((_, naming)) => naming.contains(&property.name),
-                    None => Self::is_naming(&property.name),
+                    None => NAMING.contains(&property.name.as_str()),
                 };
                 match &property.data {
                     Value::String(name) if naming => add(context, name),

@@ -7,10 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::error::ModelError;
-use super::ident::Ident;
 use super::name::Name;
 use super::uri::Uri;
 use crate::json;
+
+/// The properties that hold names, unless the model file sets others for the class.
+pub(super) const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
 
 /// A managed object in the form of messages: flat, with the URIs of its children.
 ///
@@ -137,7 +139,7 @@ impl ManagedObject {
             let names = property
                 .data
                 .as_str()
-                .filter(|_| Ident::is_naming(&property.name));
+                .filter(|_| NAMING.contains(&property.name.as_str()));
             let ident = names.map_or(0, |name| ENTRY + shared(name));
             shared(&property.name) + json::memory(&property.data) + ident
         };

@@ -8,8 +8,7 @@ use serde_json::Value;
 
 use super::error::{FileError, ModelError};
 use super::file::Format;
-use super::ident::NAMING;
-use super::managed_object::{ManagedObject, PropertyReference};
+use super::managed_object::{ManagedObject, NAMING, PropertyReference};
 use super::name::Name;
 
 /// The classes of a policy model, against which objects are checked.

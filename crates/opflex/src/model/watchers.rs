@@ -8,8 +8,8 @@ use super::ident::Ident;
 use super::name::Name;
 use super::target::Target;
 use super::uri::Uri;
-use crate::budget::Budget;
 use crate::json;
+use crate::shares::Shares;
 
 /// One watcher's interest in one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Watchers<W> {
     by_ident: HashMap<Ident, Interests<W>>,
     by_watcher: HashMap<W, BTreeSet<usize>>,
     by_expiry: BTreeSet<(Instant, usize)>,
-    memory: Budget<W>,
+    memory: Shares<W>,
 }
 
 /// The approximate memory of an interest, in bytes.
@@ -59,7 +59,7 @@ impl<W> Default for Watchers<W> {
             by_ident: HashMap::new(),
             by_watcher: HashMap::new(),
             by_expiry: BTreeSet::new(),
-            memory: Budget::default(),
+            memory: Shares::default(),
         }
     }
 }
@@ -146,7 +146,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
     }
 
     /// The memory of the interests of each watcher.
-    pub(crate) fn memory(&self) -> &Budget<W> {
+    pub(crate) fn memory(&self) -> &Shares<W> {
         &self.memory
     }
 

@@ -12,7 +12,7 @@ use super::clock::now;
 use super::config::{CallError, ElementConfig, StartError};
 use super::context::ElementContext;
 use super::dial::Dialer;
-use super::element_side::{ElementEvents, ElementSide, Listener, Released};
+use super::element_side::{ElementEvents, ElementSide, EventQueue, Released};
 use super::feed::Feed;
 use super::machine::{self, Machine};
 use super::{feed_server, inspector};
@@ -71,7 +71,7 @@ impl PolicyElement {
         let feed = Feed::new(&config);
         let mut core = ElementCore::new(config.settings.clone(), seed, now());
         core.start_with(start_policy).map_err(StartError::Policy)?;
-        let listener = Listener::new(channel, config.events);
+        let event_queue = EventQueue::new(channel, config.events);
         let side = ElementSide {
             core,
             feed,
@@ -79,7 +79,7 @@ impl PolicyElement {
             events: sender.clone(),
             dials: HashMap::new(),
             released: Released::clone(&released),
-            listener,
+            event_queue,
         };
         let dispatcher = Machine::new(side).spawn("opflex-element", settings, queue)?;
         let mut element = Self {

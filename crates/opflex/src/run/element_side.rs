@@ -37,7 +37,7 @@ pub(super) struct ElementSide {
     /// Attempts whose threads have not been joined.
     pub(super) dials: HashMap<ConnectionId, Dial>,
     pub(super) released: Released,
-    pub(super) listener: Listener,
+    pub(super) event_queue: EventQueue,
 }
 
 /// The maximum memory of the objects of the events that wait for the application, in bytes.
@@ -47,7 +47,7 @@ const EVENT_BYTES: usize = 256 << 20;
 ///
 /// The channel itself is unbounded, because a bounded channel allocates all its slots at once. Only
 /// this type sends, and it checks the length before.
-pub(super) struct Listener {
+pub(super) struct EventQueue {
     channel: Sender<ElementEvent>,
     /// The maximum number of events in the channel, without `Missed`.
     most: usize,
@@ -61,7 +61,7 @@ pub(super) struct Listener {
     missed: u64,
 }
 
-impl Listener {
+impl EventQueue {
     pub(super) fn new(channel: Sender<ElementEvent>, most: usize) -> Self {
         Self {
             channel,
@@ -250,7 +250,7 @@ impl Side for ElementSide {
                     }
                     CoreAction::Event(event) => {
                         self.feed.send_event(&event);
-                        self.listener.send(event);
+                        self.event_queue.send(event);
                     }
                 }
             }
@@ -303,23 +303,23 @@ mod tests {
             ElementEvent::Changed { what, objects }
         };
         let (channel, events) = crossbeam_channel::unbounded();
-        let mut listener = Listener::new(channel, 3);
-        listener.most_bytes = 256 << 10;
+        let mut event_queue = EventQueue::new(channel, 3);
+        event_queue.most_bytes = 256 << 10;
         for _ in 0..5 {
-            listener.send(health());
+            event_queue.send(health());
         }
         assert_eq!(events.len(), 3);
         events.try_recv().unwrap();
-        listener.send(health());
+        event_queue.send(health());
         let queued: Vec<_> = events.try_iter().skip(2).collect();
         assert_eq!(queued, [ElementEvent::Missed { count: 2 }, health()]);
         // A hundred kibibytes each.
         for _ in 0..3 {
-            listener.send(changed());
+            event_queue.send(changed());
         }
         assert_eq!(events.len(), 2);
         events.try_recv().unwrap();
-        listener.send(changed());
+        event_queue.send(changed());
         assert_eq!(events.len(), 3);
     }
 }

@@ -44,7 +44,7 @@ pub(super) const STOPPING: &str = "the element stops";
 const VERSION: u64 = 1;
 
 /// A reader that has joined, for its thread.
-pub(super) struct Joined {
+pub(super) struct Seat {
     pub(super) id: u64,
     pub(super) lines: Receiver<Line>,
     /// The bytes in the queue.
@@ -111,7 +111,7 @@ impl Feed {
     ///
     /// # Errors
     /// The reason for which it is refused, for its only line.
-    pub(super) fn join(&mut self, core: &ElementCore) -> Result<Joined, &'static str> {
+    pub(super) fn join(&mut self, core: &ElementCore) -> Result<Seat, &'static str> {
         if self.is_over {
             return Err(STOPPING);
         }
@@ -137,7 +137,7 @@ impl Feed {
         // Numbers are not reused, so that a thread that ends late does not remove another reader.
         self.last += 1;
         self.readers.insert(self.last, reader);
-        Ok(Joined {
+        Ok(Seat {
             id: self.last,
             lines: receiver,
             waiting,
@@ -334,7 +334,7 @@ mod tests {
         // its own.
         let fast = readers.pop().unwrap();
         while feed.send_next(fast.id, &core) {}
-        let waits = |joined: &Joined| joined.waiting.load(Ordering::Relaxed);
+        let waits = |joined: &Seat| joined.waiting.load(Ordering::Relaxed);
         for n in 0..1000 {
             let uri: Uri = format!("/a/{n}/").parse().unwrap();
             let object = ManagedObject::new("a", uri.clone()).with("name", "x".repeat(1000));

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::config::{CallError, ELEMENT_LOG as LOG, LocalSocket, StartError};
 use super::element_side::ElementEvents;
-use super::feed::{Feed, Joined, Line, READERS, STOPPING, line};
+use super::feed::{Feed, Line, READERS, STOPPING, Seat, line};
 use super::{local, machine};
 use crate::policy_element::ElementCore;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
@@ -41,7 +41,7 @@ fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
     let write = |text: &[u8]| local::write_all(newcomer, text);
     let send_end = |reason: &str| write(&line(&json!({ "event": "end", "reason": reason })));
     let joined = on_feed(events, |feed, core| feed.join(core));
-    let Joined { id, lines, waiting } = match joined.unwrap_or(Err(STOPPING)) {
+    let Seat { id, lines, waiting } = match joined.unwrap_or(Err(STOPPING)) {
         Ok(joined) => joined,
         // The `end` line shows that this is a refusal and not a crash.
         Err(reason) => return send_end(reason),

@@ -26,7 +26,7 @@ use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};
 
 /// Makes the text of the file: the present policy as JSON.
-pub(super) type Text = Box<dyn Fn() -> Result<Vec<u8>, CallError> + Send>;
+pub(super) type MakeText = Box<dyn Fn() -> Result<Vec<u8>, CallError> + Send>;
 
 /// The pause after a failed write: the first one, and the longest.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
@@ -105,7 +105,7 @@ impl KeeperSender {
 }
 
 impl Keeper {
-    pub(super) fn start(path: PathBuf, text: Text) -> io::Result<Self> {
+    pub(super) fn start(path: PathBuf, text: MakeText) -> io::Result<Self> {
         let (wake, woken) = crossbeam_channel::bounded(1);
         let (stop, stopped) = crossbeam_channel::bounded(0);
         // Bounded by the number of threads that wait. It drops its callers with its receiver, which a
@@ -140,7 +140,7 @@ struct Failed {
 
 fn run(
     path: &Path,
-    text: &Text,
+    text: &MakeText,
     sender: &KeeperSender,
     woken: &Receiver<()>,
     waiting: &Receiver<Sender<Option<String>>>,
@@ -212,7 +212,7 @@ fn run(
 }
 
 /// Writes all policy, and begins its journal.
-fn write(path: &Path, text: &Text) -> io::Result<Journal> {
+fn write(path: &Path, text: &MakeText) -> io::Result<Journal> {
     let text = text().map_err(io::Error::other)?;
     // `replace` renames a new file, so that a crash leaves the former policy or the new one.
     replace(path, &text)?;
@@ -238,8 +238,11 @@ mod tests {
 
     #[test]
     fn a_caller_that_waits_after_a_stop_or_a_panic_gets_an_error() {
-        let panics: Text = Box::new(|| panic!("on purpose: the test wants it"));
-        for (text, is_kept) in [(Box::new(|| Ok(b"[]".to_vec())) as Text, true), (panics, false)] {
+        let panics: MakeText = Box::new(|| panic!("on purpose: the test wants it"));
+        for (text, is_kept) in [
+            (Box::new(|| Ok(b"[]".to_vec())) as MakeText, true),
+            (panics, false),
+        ] {
             let directory = tempfile::tempdir().unwrap();
             let keeper = Keeper::start(directory.path().join("kept"), text).unwrap();
             let sender = keeper.sender();

@@ -11,10 +11,10 @@ use super::context::ServerContext;
 use super::figures::ServerFigures;
 use super::keeper;
 use super::machine::{self, EndCause, Machine, Side, SideEvents};
-use crate::budget::Budget;
 use crate::model::{ManagedObject, Tree};
 use crate::peer::{ConnectionId, host};
 use crate::server::{Action as CoreAction, ServerCore};
+use crate::shares::Shares;
 use ssntp_transport::EndReason;
 use ssntp_transport::dispatch::{Action, View};
 
@@ -70,7 +70,7 @@ pub(super) struct ServerSide {
     max_clients: usize,
     /// The number of connections of each host, so that one host cannot use up the limit. Like the
     /// limit, it includes connections that are ending: they have threads and descriptors.
-    hosts: Budget<String>,
+    hosts: Shares<String>,
     /// The host of each connection in the transport's table.
     host_of: HashMap<ssntp_transport::ConnectionId, String>,
     is_stopping: bool,
@@ -84,7 +84,7 @@ impl ServerSide {
             core,
             keeper,
             max_clients,
-            hosts: Budget::default(),
+            hosts: Shares::default(),
             host_of: HashMap::new(),
             is_stopping: false,
             generation: 0,

@@ -14,10 +14,10 @@ use serde::Serialize;
 
 use super::roll_up::{Row, Series};
 use super::settings::{RollUp, ServerLimits, ServerSettings};
-use crate::budget::Budget;
 use crate::json;
 use crate::message::{ErrorResponse, StateReport};
 use crate::model::{ManagedObject, Name, Schema, Uri};
+use crate::shares::Shares;
 use ssntp_transport::after;
 
 /// The last report of one object.
@@ -65,7 +65,7 @@ pub struct Observer {
     next: u64,
     /// The positions of the reports of each element in the order of arrival.
     by_element: HashMap<Name, BTreeSet<u64>>,
-    memory: Budget<Name>,
+    memory: Shares<Name>,
     /// The positions of the reports that have series in the order of arrival.
     with_series: BTreeSet<u64>,
     /// The number of series of all reports.
@@ -84,7 +84,7 @@ impl Observer {
             by_arrival: BTreeMap::new(),
             next: 0,
             by_element: HashMap::new(),
-            memory: Budget::default(),
+            memory: Shares::default(),
             with_series: BTreeSet::new(),
             series: 0,
         }

@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 use super::resolves::seconds;
 use super::settings::{OnLeave, ServerSettings};
-use crate::budget::Budget;
 use crate::json;
 use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
 use crate::model::{ChangeKind, Changes, ManagedObject, Name, Tree, Uri};
 use crate::peer::ConnectionId;
+use crate::shares::Shares;
 use ssntp_transport::Deadlines;
 
 /// The most connections that count for an endpoint: the latest ones on which it was declared.
@@ -58,7 +58,7 @@ pub(super) struct Ownership {
     owners: HashMap<Uri, Owner>,
     by_connection: HashMap<ConnectionId, BTreeSet<Uri>>,
     expiry: Deadlines<Uri>,
-    memory: Budget<Name>,
+    memory: Shares<Name>,
 }
 
 #[derive(Debug)]

@@ -9,12 +9,12 @@ use std::hash::Hash;
 /// holder gets half of the limit, and two greedy holders get a third each. Some bytes always stay
 /// free for holders that have none yet.
 #[derive(Debug)]
-pub(crate) struct Budget<K> {
+pub(crate) struct Shares<K> {
     used: usize,
     of: HashMap<K, usize>,
 }
 
-impl<K> Default for Budget<K> {
+impl<K> Default for Shares<K> {
     fn default() -> Self {
         Self {
             used: 0,
@@ -23,7 +23,7 @@ impl<K> Default for Budget<K> {
     }
 }
 
-impl<K: Eq + Hash> Budget<K> {
+impl<K: Eq + Hash> Shares<K> {
     /// The memory of one holder.
     pub(crate) fn of(&self, holder: &K) -> usize {
         self.of.get(holder).copied().unwrap_or_default()
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_greedy_holder_leaves_memory_for_others() {
-        let mut budget = Budget::default();
+        let mut budget = Shares::default();
         assert!(budget.fits(&1, 50, 100) && !budget.fits(&1, 51, 100));
         budget.charge(1, 50);
         assert!(!budget.fits(&1, 1, 100));
