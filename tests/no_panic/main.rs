@@ -142,7 +142,7 @@ mod any_bytes_are_survived_by {
     use super::*;
 
     each_survives_any_bytes! {
-        codec server_handshake client_handshake trace stream payload_yaml start_documents certificate
-        address opflex link
+        codec server_handshake client_handshake trace stream payload_yaml start_documents stats certificate
+        pem address opflex link
     }
 }

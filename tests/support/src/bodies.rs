@@ -12,7 +12,7 @@
 use bytes::{Bytes, BytesMut};
 use ssntp::Role;
 use ssntp::payload::*;
-use ssntp::pki::{CertificateInfo, Identity, Trust};
+use ssntp::pki::{CertificateInfo, Identity, RevocationLists, Trust};
 use ssntp::proto::{
     ClientHandshake, Codec, Connect, Connected, Frame, Item, MAX_STREAM_CHUNK, MAX_STREAM_TEXT, OpenStream,
     Run, ServerHandshake, StreamCredit, StreamData, StreamEnded, Trace, answer_to_unsupported, stream_of,
@@ -29,7 +29,7 @@ const MAX_PAYLOAD: u32 = 64 * 1024;
 type Body = fn(&[u8]);
 
 /// All bodies with the names of their fuzz targets.
-pub const BODIES: [(&str, Body); 11] = [
+pub const BODIES: [(&str, Body); 13] = [
     ("codec", codec),
     ("server_handshake", server_handshake),
     ("client_handshake", client_handshake),
@@ -37,7 +37,9 @@ pub const BODIES: [(&str, Body); 11] = [
     ("stream", stream),
     ("payload_yaml", payload_yaml),
     ("start_documents", start_documents),
+    ("stats", stats),
     ("certificate", certificate),
+    ("pem", pem),
     ("address", address),
     ("opflex", opflex),
     ("link", crate::links::link),
@@ -231,7 +233,7 @@ fn read<P: Payload + PartialEq + std::fmt::Debug>(data: &[u8]) {
 }
 
 /// The summary of STATS equals that of a full read.
-fn stats(data: &[u8]) {
+pub fn stats(data: &[u8]) {
     read::<Stats>(data);
     let (Ok(skimmed), Ok(whole)) = (StatsSummary::read(data), Stats::decode(data)) else {
         return;
@@ -345,6 +347,22 @@ pub fn certificate(data: &[u8]) {
         if let Err(error) = error {
             assert!(!error.to_string().contains('\n'), "{error}");
         }
+    }
+}
+
+/// A PEM file of an identity, of a trust or of revocation lists, as the first byte chooses. A file that
+/// is refused is refused in one line, which names it and shows nothing of a key.
+pub fn pem(data: &[u8]) {
+    let [what, file @ ..] = data else { return };
+    let read = match what % 3 {
+        0 => Identity::from_pem(file, "fuzz").map(drop),
+        1 => Trust::from_pem(file, "fuzz").map(drop),
+        _ => RevocationLists::from_pem(file, "fuzz").map(drop),
+    };
+    if let Err(error) = read {
+        let error = error.to_string();
+        assert!(error.contains("fuzz") && !error.contains('\n'), "{error}");
+        assert!(error.len() < 1000, "{error}");
     }
 }
 
