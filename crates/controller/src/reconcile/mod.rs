@@ -9,7 +9,7 @@
 //!                                              └─▶ then START, DELETE to the scheduler
 //! ```
 //!
-//! A plan depends on the stored state only, so a plan that could not be written is dropped and made
+//! What a plan depends on stays until it is written, so a plan that could not be written is dropped and made
 //! again later. A START is sent only after its instance, with its UUID, is on the disk:
 //!
 //! | the controller crashes | the next process finds | and |
@@ -52,7 +52,7 @@ use self::plan::Draft;
 pub use self::plan::{Command, Plan};
 use self::soft::Soft;
 pub use self::soft::Status;
-use crate::model::{HealthCheck, Instance, Spec, State, Write};
+use crate::model::{HealthCheck, Instance, InstanceState, Spec, State, Write};
 
 /// The reconciler.
 #[derive(Debug)]
@@ -160,7 +160,12 @@ impl Core {
                         self.soft.forget_failures(&workload.name);
                     }
                 }
-                Write::Instance(instance) => instance.revision = revision,
+                Write::Instance(instance) => {
+                    instance.revision = revision;
+                    if instance.state != InstanceState::Starting {
+                        self.soft.settled(instance.uuid);
+                    }
+                }
                 Write::InstanceGone(uuid) => self.soft.forget(*uuid),
                 Write::WorkloadGone(name) => self.soft.forget_workload(name),
                 _ => {}

@@ -61,7 +61,13 @@ impl Observer<'_, '_> {
                     && !dropped.contains(&uuid)
             });
             let Some(instance) = starting else { continue };
-            let was_query = self.soft.answered(uuid);
+            let was_query = self.soft.was_query(uuid);
+            // An answer with an effect counts again if that cannot be written.
+            if matches!(answer, Answer::There | Answer::Lost) {
+                self.soft.settled(uuid);
+            } else {
+                self.soft.answer(uuid, answer.clone());
+            }
             match answer {
                 // If no node lists the instance in time, it is queried again.
                 Answer::There => {

@@ -178,10 +178,15 @@ impl Soft {
         self.unanswered.insert(instance, sent);
     }
 
-    /// The START or query of an instance is answered. Returns true if it was a query, or is unknown.
-    pub(super) fn answered(&mut self, instance: Uuid) -> bool {
-        let sent = self.unanswered.remove(&instance);
-        sent.is_none_or(|sent| sent.is_query)
+    /// True if a query of an instance was sent last, or nothing is known of it.
+    pub(super) fn was_query(&self, instance: Uuid) -> bool {
+        self.unanswered.get(&instance).is_none_or(|sent| sent.is_query)
+    }
+
+    /// The START or query of an instance is answered, and what follows from the answer is stored.
+    pub(super) fn settled(&mut self, instance: Uuid) {
+        self.unanswered.remove(&instance);
+        self.answers.retain(|(of, _)| *of != instance);
     }
 
     /// True if the answer to the START or query of an instance may still arrive.
@@ -323,7 +328,7 @@ impl Soft {
 
     pub(super) fn forget(&mut self, instance: Uuid) {
         self.known.remove(&instance);
-        self.unanswered.remove(&instance);
+        self.settled(instance);
         self.alive.remove(&instance);
         self.deletes.remove(&instance);
         self.health.remove(&instance);

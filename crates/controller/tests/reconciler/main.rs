@@ -159,6 +159,34 @@ fn a_cold_start_with_5_000_instances_starts_none_again() {
 }
 
 #[test]
+fn an_answer_counts_again_if_its_effect_could_not_be_written() {
+    let mut bench = Bench::new();
+    bench.obeys = false;
+    bench.apply(web(1, "a"));
+    let commands = bench.settle();
+    let [Command::Start(payload)] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    let not_started = Answer::NotStarted {
+        why: "its image is not available".into(),
+        is_its_fault: true,
+    };
+    bench.core.handle_answer(payload.start.instance_uuid, not_started);
+    // The database is full for a while.
+    for _ in 0..3 {
+        let plan = bench.plan();
+        let gone = plan
+            .writes
+            .iter()
+            .any(|write| matches!(write, Write::InstanceGone(_)));
+        assert!(gone, "{plan:?}");
+    }
+    bench.settle();
+    assert_eq!(bench.workload().rollout.failures, 1);
+    assert_eq!(bench.core.status()["web"].starting, 0, "a pause has begun");
+}
+
+#[test]
 fn adopted_instances_that_are_not_needed_are_deleted() {
     let mut bench = Bench::new();
     bench.apply(web(3, "a"));
