@@ -88,7 +88,7 @@ impl Authority {
         let mut text = issued.certificate_pem().to_owned();
         text.push_str(&further_certificates(&pem).map_err(unfit)?);
         text.push_str(issued.key_pem());
-        write(path, text.as_bytes())?;
+        write(path, text.as_bytes(), None)?;
         Ok(Renewed { before, issued })
     }
 
@@ -154,7 +154,7 @@ impl Authority {
         }
         let pem = certificate.pem() + &further_certificates(&store::read(&path)?).map_err(unfit)?;
         let renewed = Self::assemble(info, pem.clone(), key, self.key_pem().to_owned(), &origin)?;
-        write(&path, pem.as_bytes())?;
+        write(&path, pem.as_bytes(), None)?;
         Ok(renewed)
     }
 

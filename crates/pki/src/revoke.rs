@@ -8,7 +8,6 @@
 //! in one step, so that a crash leaves the old list or the new one.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,7 +19,7 @@ use x509_parser::extensions::KeyUsage;
 use crate::der::{self, is_signed_by};
 use crate::issue::{DAY, KEY_FILE, PUBLIC, crypto};
 use crate::{Authority, BadRequest, CertificateInfo, Error, Fault, RevocationList, Revoked, Serial, store};
-use ssntp_transport::{lock_within, replace};
+use ssntp_transport::{lock_within, replace_with_mode};
 
 const LIST_FILE: &str = "crl.pem";
 
@@ -127,12 +126,8 @@ impl Authority {
         let list = self.revocation_list(&revoked, number, days)?;
         let path = directory.join(LIST_FILE);
         // Only for a new list: an operator may have changed the mode of an existing one.
-        let is_new = path.symlink_metadata().is_err();
-        write(&path, list.pem.as_bytes())?;
-        if is_new {
-            let all = fs::set_permissions(&path, fs::Permissions::from_mode(PUBLIC));
-            all.map_err(|source| Error::Write { path, source })?;
-        }
+        let mode = (!path.exists()).then_some(PUBLIC);
+        write(&path, list.pem.as_bytes(), mode)?;
         Ok(SignedRevocationList { added, ..list })
     }
 
@@ -214,10 +209,11 @@ fn hold_within(directory: &Path, patience: Duration) -> Result<File, Error> {
     }
 }
 
-/// Writes a file, or replaces an existing one or the target of a link.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+/// Writes a file, or replaces an existing one or the target of a link. Without a mode it keeps that of
+/// an existing file.
+pub(crate) fn write(path: &Path, bytes: &[u8], mode: Option<u32>) -> Result<(), Error> {
     let target: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    replace(&target, bytes).map_err(|source| Error::Write {
+    replace_with_mode(&target, bytes, mode).map_err(|source| Error::Write {
         path: path.to_owned(),
         source,
     })
@@ -242,6 +238,8 @@ fn code(number: u8) -> Option<Code> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::Role;
     use crate::{AuthorityRequest, CertificateRequest, RevocationReason};

@@ -233,15 +233,18 @@ impl Trust {
         // A time before 1970 counts as 1970 here; `check_validity` has compared the time itself.
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = UnixTime::since_unix_epoch(since);
-        let explain = |error| explain(error, &info);
         if is_server {
             if info.hosts.is_empty() {
                 return Err(Fault::NoHost);
             }
-            self.check_server(first, intermediates, time).map_err(explain)?;
+            let fault = (!info.server_auth).then_some(Fault::NotForServers);
+            self.check_server(first, intermediates, time)
+                .map_err(|error| explain(error, &info, fault))?;
         }
         if is_client {
-            self.check_client(first, intermediates, time).map_err(explain)?;
+            let fault = (!info.client_auth).then_some(Fault::NotForClients);
+            self.check_client(first, intermediates, time)
+                .map_err(|error| explain(error, &info, fault))?;
         }
         // These two are last, because they need a chain whose signatures have been verified.
         self.check_limits(first, intermediates)?;
@@ -315,8 +318,9 @@ impl Trust {
     }
 }
 
-/// The fault for an error of rustls.
-fn explain(error: rustls::Error, info: &CertificateInfo) -> Fault {
+/// The fault for an error of rustls. `usage` is the fault of a certificate whose own usages lack the one that
+/// was asked for; otherwise an intermediate certificate forbids it.
+fn explain(error: rustls::Error, info: &CertificateInfo, usage: Option<Fault>) -> Fault {
     let rustls::Error::InvalidCertificate(error) = error else {
         return Fault::Refused(error.to_string());
     };
@@ -326,14 +330,7 @@ fn explain(error: rustls::Error, info: &CertificateInfo) -> Fault {
         },
         CertificateError::BadSignature => Fault::BadSignature,
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            // The usages of intermediate certificates count as well.
-            if !info.server_auth && info.roles.intersects(Role::SERVER | Role::SCHEDULER) {
-                Fault::NotForServers
-            } else if !info.client_auth {
-                Fault::NotForClients
-            } else {
-                Fault::Refused(error.to_string())
-            }
+            usage.unwrap_or_else(|| Fault::Refused(error.to_string()))
         }
         other => Fault::Refused(other.to_string()),
     }

@@ -55,7 +55,7 @@ pub(super) struct Call {
 /// Checks an order against the state. Returns the outcomes of `apply`, and the changes to write.
 pub(super) type Order = Box<dyn FnOnce(&Core) -> Result<(Vec<Applied>, Vec<Write>), Refused> + Send>;
 
-/// The number of the row of the history with the change, and the outcomes of `apply`.
+/// The number of the last row of the history after the order, and the outcomes of `apply`.
 pub(super) type Outcome = Result<(i64, Vec<Applied>), Refused>;
 
 /// A handle of a running controller, for any thread. A clone is cheap.
@@ -141,7 +141,8 @@ impl Handle {
     }
 
     /// Deletes a workload and its instances. Blocks until the order is on the disk, for at most 10 s,
-    /// and returns the number of its row in the history.
+    /// and returns the number of the last row of the history then. A workload that is being deleted
+    /// already gets no further row.
     ///
     /// # Errors
     /// [`Refused`].
@@ -153,7 +154,7 @@ impl Handle {
     }
 
     /// Reverts, pauses or resumes a roll-out. Blocks until the order is on the disk, for at most 10 s,
-    /// and returns the number of its row in the history.
+    /// and returns the number of the last row of the history then.
     ///
     /// # Errors
     /// [`Refused`].

@@ -78,7 +78,11 @@ pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Made {
         html!(main; "</ul>");
     }
     html!(main; "</section><section aria-labelledby='last'><h2 id='last'>What changed last</h2>");
-    scene.rows(main, &scene.newest(30, |_| {})?);
+    // The problems are shown also if the database is the problem.
+    match scene.newest(30, |_| {}) {
+        Ok(rows) => scene.rows(main, &rows),
+        Err(why) => html!(main; "<p>The history cannot be read: " {why} "</p>"),
+    }
     html!(main; "<p><a href='/events'>All events</a></p></section>");
     Ok("Now".to_owned())
 }
@@ -216,7 +220,8 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let named = full.map(|session| {
         let mut out = Html::default();
         match session.uuid.uuid() {
-            Some(uuid) => html!(&mut out; {Link { to: "nodes", ..scene.node(uuid) }}),
+            Some(uuid) if scene.picture.view.node(uuid).is_some() => html!(&mut out; {scene.node(uuid)}),
+            Some(uuid) => html!(&mut out; {session.roles} " " {uuid}),
             None => html!(&mut out; {session.address}),
         }
         html!(&mut out; " (" {Bytes(session.bytes_waiting)} ")");
@@ -238,7 +243,8 @@ fn of_certificates(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         if left < SOON {
             let grade = if left < VERY_SOON { Grade::Bad } else { Grade::Warn };
             let mut what = Html::default();
-            html!(&mut what; "The certificate of " {*whose} " ends " {scene.age(*end)});
+            let verb = if left.is_zero() { "ended" } else { "ends" };
+            html!(&mut what; "The certificate of " {*whose} " " {verb} " " {scene.age(*end)});
             problems.push(Trouble::new(grade, "/sessions", &what));
         }
     }

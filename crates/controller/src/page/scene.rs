@@ -70,14 +70,14 @@ impl Scene<'_> {
     }
 
     /// The newest rows of the history. `only` adds conditions to the query.
-    pub(super) fn newest(&self, limit: usize, only: impl FnOnce(&mut Query)) -> Result<Vec<Row>, Missing> {
+    pub(super) fn newest(&self, limit: usize, only: impl FnOnce(&mut Query)) -> Result<Vec<Row>, String> {
         let mut query = Query {
             limit,
             newest_first: true,
             ..Query::default()
         };
         only(&mut query);
-        Ok(self.source.rows(&query)?)
+        self.source.rows(&query)
     }
 
     pub(super) fn rows(&self, out: &mut Html, rows: &[Row]) {

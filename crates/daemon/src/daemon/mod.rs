@@ -149,6 +149,8 @@ pub struct Daemon {
     /// The reason why the last reload failed, and the number of checks since then. `None` if the
     /// last reload succeeded.
     failing: Option<(String, u32)>,
+    /// The reason why an arm could not use its files.
+    arm_failing: Option<String>,
 }
 
 impl Daemon {
@@ -184,6 +186,7 @@ impl Daemon {
             watched: Watched::default(),
             expiry: Expiry::default(),
             failing: None,
+            arm_failing: None,
         }
     }
 
@@ -223,10 +226,10 @@ impl Daemon {
         }
         self.manager.ready(presence.status);
         let served = self.serve(read, reload, arms);
-        if let Err(Failure::Refused(why)) = &served {
-            self.rest(why);
+        match served {
+            Err(Failure::Refused(why)) if self.rest(&why) => {}
+            other => other?,
         }
-        served?;
         self.manager.stopping();
         if let Some(pages) = &self.pages {
             pages.stopping();
@@ -237,21 +240,22 @@ impl Daemon {
     /// Delays the end of a client that every server refuses, because a service manager would
     /// start it again at once. The delay ends when the client's files change, since a server may
     /// admit the new certificate, and after a minute at most, since the server's files may have
-    /// been wrong.
-    fn rest(&mut self, why: &str) {
+    /// been wrong. Returns true if a signal ended the delay.
+    fn rest(&mut self, why: &str) -> bool {
         if !self.manager.receives_notices() {
-            return;
+            return false;
         }
         log::error!("{why}; this process ends when its files change, or in a minute");
         for _ in 0..CHECKS_TO_RETRY {
             self.manager.rests(why);
             crossbeam_channel::select! {
-                recv(self.stop.channel()) -> _ => return,
+                recv(self.stop.channel()) -> _ => return true,
                 recv(self.checks) -> _ => if self.watched.have_changed() {
-                    return;
+                    return false;
                 }
             }
         }
+        false
     }
 
     /// Asks the clients of a server to leave before the server stops. Blocks until the clients
@@ -319,7 +323,10 @@ impl Daemon {
                     match arms[arm].receive()? {
                         Next::Continue => {}
                         Next::End => return Ok(()),
-                        Next::Reloaded(done) => self.note(&done),
+                        Next::Reloaded(done) => {
+                            self.arm_failing = done.err();
+                            self.note();
+                        }
                         Next::Closed => drop(arms.remove(arm)),
                     }
                 }
@@ -362,7 +369,7 @@ impl Daemon {
         self.manager.reloading();
         let done = self.read_again(reload).map_err(|why| why.to_string());
         self.failing = done.clone().err().map(|why| (why, 0));
-        self.note(&done);
+        self.note();
         if done.is_ok() {
             // At warn, which is the level of a daemon by default: the operator who changed a file
             // waits for this line.
@@ -391,12 +398,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Reports the result of a reload to the service manager and on the pages.
-    fn note(&mut self, done: &Result<(), String>) {
+    /// Reports to the service manager and on the pages whether this daemon and its arms could use their files.
+    fn note(&mut self) {
+        let why = self.failing.as_ref().map(|(why, _)| why);
+        let why = why.or(self.arm_failing.as_ref()).cloned();
+        let failure = why.as_ref().map(|why| format!("not reloaded: {why}"));
         if let Some(pages) = &self.pages {
-            pages.reloaded(done.clone().err());
+            pages.reloaded(why);
         }
-        let failure = done.as_ref().err().map(|why| format!("not reloaded: {why}"));
         self.manager.reloaded(failure.as_deref());
     }
 

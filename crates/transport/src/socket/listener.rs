@@ -1,7 +1,7 @@
 //! Listening sockets. Another thread can end a blocked accept.
 
 use std::io;
-use std::net::Shutdown;
+use std::net::{Ipv4Addr, Shutdown};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -90,9 +90,9 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Option<(Arc<dyn Duplex>, PeerAddress)>> {
         let accepted: io::Result<(Arc<dyn Duplex>, PeerAddress)> = match &self.bound {
             Bound::Tcp(socket) => socket.accept().and_then(|(stream, peer)| {
-                self.options.apply(&stream)?;
-                let peer = peer.as_socket().map_or_else(|| stream.peer(), PeerAddress::Ip);
-                Ok((Arc::new(stream) as _, peer))
+                let peer = peer.as_socket().unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into());
+                self.options.apply(&stream, peer)?;
+                Ok((Arc::new(stream) as _, PeerAddress::Ip(peer)))
             }),
             Bound::Unix(socket, _) => socket
                 .accept()
