@@ -23,9 +23,9 @@ pub enum UuidSource {
     /// This UUID.
     Given(Uuid),
     /// A UUID that is kept in this directory, which is created if it is missing. The directory
-    /// has a numbered file for each set of roles, and one more for each further client with these
-    /// roles that runs at the same time. A running client locks its file, so that no two clients of
-    /// this host share a UUID.
+    /// has two numbered files, `.uuid` and `.lock`, for each set of roles, and two more for each further client
+    /// with these roles that runs at the same time. A running client holds its lock, so that no two clients
+    /// of this directory share a UUID.
     Persistent(PathBuf),
 }
 
@@ -49,7 +49,7 @@ pub enum Offline {
 }
 
 /// The pauses between rounds of attempts: exponential, capped, and fully jittered. The n-th pause
-/// is random between 0 and `initial` doubled n times, at most `cap`, so that clients that lost the same
+/// is random between 0 and `initial` doubled n − 1 times, at most `cap`, so that clients that lost the same
 /// server do not reconnect all at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
@@ -69,9 +69,9 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The longest pause after `failures` failed rounds.
-    pub(super) fn ceiling(&self, failures: u32) -> Duration {
-        let growth = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
+    /// The longest pause after so many earlier pauses.
+    pub(super) fn ceiling(&self, pauses_before: u32) -> Duration {
+        let growth = 1_u32.checked_shl(pauses_before).unwrap_or(u32::MAX);
         self.initial.saturating_mul(growth).min(self.cap)
     }
 }
@@ -237,8 +237,8 @@ impl ClientConfig {
         /// [`ClientHandle::request`](super::ClientHandle::request). Default: 1024.
         max_requests: usize;
 
-        /// The time limit for connecting to one server, for all addresses of its name together.
-        /// Resolving the name comes before and has the system's own limit. Default: 10 s.
+        /// The time limit for connecting to one server: for looking up its name and for all its addresses
+        /// together. Default: 10 s.
         connect_timeout: Duration;
 
         /// The time limit for TLS and the protocol's handshake together. Default: 10 s.
@@ -246,7 +246,7 @@ impl ClientConfig {
 
         /// The pauses between rounds of attempts; a round is one attempt at each server. If there
         /// is no other server, the client also pauses after the loss of a session. Each round that
-        /// fails, and each session that lasts no longer than the pause could have been, makes
+        /// fails, and each session that lasts no longer than the next pause may be, makes
         /// the next pause longer. Default: see [`Backoff`].
         backoff: Backoff;
 

@@ -1,4 +1,4 @@
-//! The counters of a server's past sessions, and of handshakes.
+//! The counters that outlive sessions, and those of handshakes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use ssntp_transport::Occupancy;
 /// do not fill the memory.
 const MOST_CLOSED: usize = 256;
 
-/// The counters of a server's core.
+/// The counters that outlive sessions.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     admitted: u64,

@@ -14,7 +14,7 @@ const NAMED: usize = 8;
 const SOON: Duration = Duration::from_secs(30 * 86_400);
 /// A certificate that expires within this time is a fault.
 const VERY_SOON: Duration = Duration::from_secs(3 * 86_400);
-/// A queue of at least so many bytes is a warning.
+/// A queue of more bytes is a warning.
 const BACKLOG: u64 = 1 << 20;
 
 /// A problem, which may be that of several nodes, instances or sessions.
@@ -216,7 +216,7 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let Ok(sessions) = &scene.source.sessions() else {
         return;
     };
-    let full = sessions.iter().filter(|session| session.bytes_waiting >= BACKLOG);
+    let full = sessions.iter().filter(|session| session.bytes_waiting > BACKLOG);
     let named = full.map(|session| {
         let mut out = Html::default();
         match session.uuid.uuid() {
@@ -227,7 +227,7 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         html!(&mut out; " (" {Bytes(session.bytes_waiting)} ")");
         out
     });
-    let words = ("session has a full queue", "sessions have full queues");
+    let words = ("session has more than 1 MiB waiting", "sessions have more than 1 MiB waiting");
     together(
         problems,
         Grade::Warn,

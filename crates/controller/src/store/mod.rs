@@ -78,8 +78,8 @@ impl Store {
     pub fn open(directory: &Path, limits: Limits) -> Result<(Self, State), StoreError> {
         let file = directory.join(FILE);
         let failed = |e: std::io::Error| StoreError::io(&file, &e);
-        // The database holds the environment of instances, which may have secrets. So both the
-        // directory and the file are for the own user only.
+        // The database holds the environment of instances, which may have secrets. So the
+        // directory and the file, if they are made here, are for the own user only.
         let mut builder = DirBuilder::new();
         builder
             .recursive(true)
@@ -139,8 +139,8 @@ impl Store {
         outcome.recv().map_err(|_| StoreError::Closed)?
     }
 
-    /// Queues these changes for the next transaction and returns at once. If the queue is full,
-    /// they are dropped and counted.
+    /// Queues these changes for the next transaction and returns at once. If the queue is full, or that
+    /// transaction fails, they are dropped and counted.
     pub fn note(&self, writes: Vec<Write>) {
         let count = writes.len() as u64;
         let job = Job { writes, reply: None };

@@ -345,7 +345,7 @@ impl Daemon {
         }
     }
 
-    /// Reloads if files have changed, and warns of certificates that expire soon.
+    /// Reloads if files have changed, and a minute after a reload that failed, and warns of certificates that expire soon.
     fn check<A: FromArgMatches>(&mut self, reload: &mut Reload<'_, A>) {
         let is_due = self.failing.as_mut().is_some_and(|(_, checks)| {
             *checks += 1;

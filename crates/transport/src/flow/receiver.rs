@@ -134,7 +134,7 @@ impl Receiver {
         self.answers > most && self.answers() > most
     }
 
-    /// True if half of the answers that it may have are in its queue, or fewer.
+    /// True if half of the answers that it may have are in its queue, or fewer, or the queue is closed.
     pub(super) fn has_few_answers(&mut self) -> bool {
         self.answers() <= self.max_answers() / 2 || self.outbox.is_closed()
     }
@@ -171,7 +171,7 @@ impl Receiver {
         at.is_none_or(|at| self.outbox.request_room(at))
     }
 
-    /// The newest loose item, if the loose items take more than the other half of the limit. One such
+    /// The newest loose item, if the loose items take more memory than the mark, or more than half of the frames. One such
     /// item may always wait.
     pub(super) fn overflow(&self) -> Option<Load> {
         let loose = self.line.loose();
@@ -212,6 +212,6 @@ impl Receiver {
         let waiting = self.outbox.waiting();
         let is_low = waiting.memory() <= self.low_mark() && waiting.frames <= self.limits.frames / 4;
         (is_low && !self.line.is_empty() && !self.outbox.is_closed())
-            .then(|| format!("others wait for {id}, whose queue is below its mark: {waiting:?}"))
+            .then(|| format!("others wait for {id}, whose queue is at its low mark: {waiting:?}"))
     }
 }

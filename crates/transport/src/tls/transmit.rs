@@ -12,7 +12,7 @@ use crate::stream::{AT_ONCE, Borrowed, BufferPool, Outgoing, Transmit, Tried};
 pub(super) struct TlsTransmit {
     stream: WriteHalf,
     sealer: Sealer,
-    /// The front part is for short pieces, which are staged into one record. The rest is for sealed
+    /// The front part is for short pieces, which are staged into records. The rest is for sealed
     /// records that are to be written.
     buffer: Borrowed,
 }

@@ -16,7 +16,7 @@ use crate::input;
 use crate::output::{even_unread, print_either, print_json, print_line, printable};
 use crate::signals::Stop;
 
-/// The maximum number of workloads of a file.
+/// The maximum number of workloads of all files together.
 const MOST: usize = 1000;
 
 /// Set the workloads that should run; the controller starts, replaces and deletes their instances

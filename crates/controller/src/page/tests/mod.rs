@@ -109,7 +109,7 @@ fn the_first_page_lists_problems_and_the_last_changes() {
         "Workload worker is paused",
         "1 node is gone",
         "1 node is late with its STATS",
-        "1 session has a full queue",
+        "1 session has more than 1 MiB waiting",
         "The certificate of this controller ends",
         "in 9 d",
     ] {
