@@ -212,7 +212,7 @@ impl Agent {
         let (inputs, outcomes) = bounded(INPUTS);
         let workers = Workers::start(store.clone(), Arc::clone(&settings.policy), inputs)
             .map_err(AgentError::Thread)?;
-        let streams = Streams::start(client.handle()).map_err(AgentError::Thread)?;
+        let streams = Streams::new(client.handle());
         if let Some(most) = ssntp_transport::descriptors() {
             let most = usize::try_from(most.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
             if most < settings.max_instances {

@@ -27,8 +27,6 @@ const TRIES: usize = 8;
 #[derive(Debug)]
 pub(super) enum Piece {
     Data(StreamData),
-    /// The search for the beginning of the last lines is not complete.
-    Searching,
     /// All output so far was read, and the instance may write more.
     NotYet,
     NoCredit,
@@ -48,7 +46,13 @@ impl Reader {
         let all = [(Outputs::STDOUT, "stdout.log"), (Outputs::STDERR, "stderr.log")];
         let wanted = all.into_iter().filter(|(output, _)| outputs.contains(*output));
         Self {
-            logs: wanted.map(|(output, name)| Log::new(output, name)).collect(),
+            logs: wanted
+                .map(|(output, name)| Log {
+                    output,
+                    name,
+                    parts: VecDeque::new(),
+                })
+                .collect(),
             dir: None,
         }
     }
@@ -86,24 +90,9 @@ impl Reader {
 struct Log {
     output: Outputs,
     name: &'static str,
-    /// The files that were not read to their end yet, the oldest first. The last one may grow.
+    /// The files that were not read to their end yet, the oldest first. The last one may grow. Empty as
+    /// long as the log does not exist.
     parts: VecDeque<Part>,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Stage {
-    Unopened,
-    /// The search for the beginning of the last lines, which goes backwards.
-    Seeking {
-        /// The part to search.
-        part: usize,
-        /// The offset at which the next block ends.
-        before: u64,
-        /// The number of line ends that have to be found.
-        ends: u32,
-    },
-    Reading,
 }
 
 #[derive(Debug)]
@@ -117,43 +106,21 @@ struct Part {
 }
 
 impl Log {
-    fn new(output: Outputs, name: &'static str) -> Self {
-        Self {
-            output,
-            name,
-            parts: VecDeque::new(),
-            stage: Stage::Unopened,
-        }
-    }
-
     fn read(&mut self, dir: &OwnedFd, wanted: &Wanted, room: usize) -> io::Result<Piece> {
         let open = &wanted.open;
-        loop {
-            match self.stage {
-                Stage::Unopened => {
-                    self.parts = parts(dir, self.name)?;
-                    if !self.parts.is_empty() {
-                        self.stage = self.first_stage(open.tail);
-                    } else if open.follow && !wanted.over {
-                        return Ok(Piece::NotYet);
-                    } else {
-                        return Ok(Piece::End);
-                    }
-                }
-                Stage::Seeking { part, before, ends } => {
-                    self.stage = self.seek(part, before, ends)?;
-                    // One block at a time, so that a long search does not delay other streams.
-                    return Ok(Piece::Searching);
-                }
-                Stage::Reading => break,
+        let at_end = if wanted.over { Piece::End } else { Piece::NotYet };
+        if self.parts.is_empty() {
+            self.parts = parts(dir, self.name)?;
+            if self.parts.is_empty() {
+                return Ok(if open.follow { at_end } else { Piece::End });
+            }
+            if let Some(lines) = open.tail {
+                self.skip_to_last(lines)?;
             }
         }
-        // The credit is checked only now, because the search sends no data and needs no credit.
         if room == 0 {
             return Ok(Piece::NoCredit);
         }
-        // A part that was read to its end is followed by the next part. The last part is kept open,
-        // because it may grow.
         while let Some(part) = self.parts.front_mut() {
             let bytes = part.read(room, open.follow)?;
             if !bytes.is_empty() {
@@ -164,98 +131,68 @@ impl Log {
                     data: bytes,
                 }));
             }
-            if self.parts.len() == 1 {
-                break;
-            }
-            self.parts.pop_front();
-        }
-        if !open.follow {
-            return Ok(Piece::End);
-        }
-        self.follow(dir, wanted.over)
-    }
-
-    /// The stage that finds the beginning of the wanted lines.
-    fn first_stage(&mut self, tail: Option<u32>) -> Stage {
-        let last = self.parts.len().saturating_sub(1);
-        let length = self.parts.back().map_or(0, |part| part.length);
-        match tail {
-            None => Stage::Reading,
-            Some(0) => self.begin_at(last, length),
-            Some(ends) => Stage::Seeking {
-                part: last,
-                before: length,
-                ends,
-            },
-        }
-    }
-
-    fn begin_at(&mut self, part: usize, at: u64) -> Stage {
-        self.parts.drain(..part);
-        if let Some(part) = self.parts.front_mut() {
-            part.at = at;
-        }
-        Stage::Reading
-    }
-
-    /// Searches one block. A line end that is the last byte of the log does not count, because no
-    /// line begins after it.
-    fn seek(&mut self, number: usize, before: u64, mut ends: u32) -> io::Result<Stage> {
-        let Some(part) = self.parts.get(number) else {
-            return Ok(Stage::Reading);
-        };
-        let later = self.parts.iter().skip(number + 1);
-        // If all later parts are empty, the end of this part is the end of the log.
-        let is_end = before == part.length && later.map(|part| part.length).sum::<u64>() == 0;
-        // A log may be longer than the memory that a stream may use, so it is searched in blocks.
-        let begin = before.saturating_sub(BLOCK as u64);
-        let mut block = vec![0; usize::try_from(before - begin).unwrap_or(BLOCK)];
-        let length = read_at(&part.file, &mut block, begin)?;
-        block.truncate(length);
-        for (at, byte) in block.iter().enumerate().rev() {
-            if *byte != b'\n' || (is_end && at + 1 == length) {
+            // A part that was read to its end is followed by the next part. The last part is kept open,
+            // because it may grow.
+            if self.parts.len() > 1 {
+                self.parts.pop_front();
                 continue;
             }
-            ends -= 1;
-            if ends == 0 {
-                return Ok(self.begin_at(number, begin + at as u64 + 1));
+            if !open.follow {
+                break;
+            }
+            if part.file.metadata()?.len() < part.at {
+                // Files only grow, unless the supervisor cannot rename a full one: then it truncates
+                // the file and begins anew.
+                (part.at, part.missing) = (0, true);
+                continue;
+            }
+            match successor(dir, self.name, &part.file)? {
+                // The present file is complete now. Its last bytes are read before the next file.
+                Some(next) => self.parts.push_back(next),
+                None => return Ok(at_end),
             }
         }
-        Ok(match (begin, number.checked_sub(1)) {
-            // The log has fewer lines than requested, so all of them are sent.
-            (0, None) => self.begin_at(0, 0),
-            (0, Some(number)) => Stage::Seeking {
-                part: number,
-                before: self.parts.get(number).map_or(0, |part| part.length),
-                ends,
-            },
-            (before, _) => Stage::Seeking {
-                part: number,
-                before,
-                ends,
-            },
-        })
+        Ok(Piece::End)
     }
 
-    /// Finds the next file of the log, after all output so far was read.
-    fn follow(&mut self, dir: &OwnedFd, over: bool) -> io::Result<Piece> {
-        let Some(part) = self.parts.front_mut() else {
-            return Ok(Piece::End);
-        };
-        let length = part.file.metadata()?.len();
-        if length < part.at {
-            // Files only grow, unless the supervisor cannot rename a full one: then it truncates
-            // the file and begins anew.
-            (part.at, part.missing) = (0, true);
-            return Ok(Piece::Searching);
+    /// Finds the beginning of the last lines, and skips what is before them. A line end that is the last
+    /// byte of the log does not count, because no line begins after it.
+    fn skip_to_last(&mut self, mut lines: u32) -> io::Result<()> {
+        let (mut number, mut is_last_byte) = (self.parts.len(), true);
+        let mut before = 0;
+        while lines > 0 {
+            // A log may be longer than the memory that a stream may use, so it is searched in blocks.
+            if before == 0 {
+                let Some(earlier) = number.checked_sub(1) else {
+                    // The log has fewer lines than requested, so all of them are sent.
+                    return Ok(());
+                };
+                number = earlier;
+                before = self.parts[number].length;
+            }
+            let begin = before.saturating_sub(BLOCK as u64);
+            let mut block = vec![0; usize::try_from(before - begin).unwrap_or(BLOCK)];
+            let length = read_at(&self.parts[number].file, &mut block, begin)?;
+            before = begin;
+            for (at, byte) in block.iter().enumerate().take(length).rev() {
+                if *byte != b'\n' || std::mem::take(&mut is_last_byte) {
+                    is_last_byte = false;
+                    continue;
+                }
+                lines -= 1;
+                if lines == 0 {
+                    before = begin + at as u64 + 1;
+                    break;
+                }
+            }
         }
-        match successor(dir, self.name, &part.file)? {
-            // The present file is complete now. Its last bytes are read before the next file.
-            Some(next) => self.parts.push_back(next),
-            None if over => return Ok(Piece::End),
-            None => return Ok(Piece::NotYet),
+        if number == self.parts.len() {
+            number -= 1;
+            before = self.parts[number].length;
         }
-        Ok(Piece::Searching)
+        self.parts.drain(..number);
+        self.parts[0].at = before;
+        Ok(())
     }
 }
 
@@ -414,6 +351,7 @@ mod tests {
                 open,
                 dir: dir.path().to_owned(),
                 over: false,
+                closed: false,
             };
             let reader = Reader::new(Outputs::STDOUT);
             Self { dir, wanted, reader }
@@ -443,7 +381,6 @@ mod tests {
                         found.push_str(if data.missing { "?" } else { "" });
                         found.push_str(str::from_utf8(&data.data).unwrap());
                     }
-                    Piece::Searching => {}
                     Piece::NotYet => return (found, false),
                     Piece::NoCredit => panic!("there is credit"),
                     Piece::End => return (found, true),
