@@ -97,7 +97,6 @@
 
 mod control;
 pub mod driver;
-mod fault;
 mod figures;
 pub mod network;
 mod place;

@@ -27,7 +27,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
-use super::fault::{LaunchError, LaunchFault};
+use super::driver::{Reason, Refused};
 use super::place::User;
 use ssntp::payload::yaml;
 use ssntp_payload::Start;
@@ -181,15 +181,15 @@ impl Policy {
     }
 
     /// Checks a START against the policy, as far as that needs no system calls.
-    pub(crate) fn check(&self, driver: &str, start: &Start) -> Result<(), LaunchError> {
-        let refuse = |fault, why: String| Err(LaunchError::new(fault, why));
+    pub(crate) fn check(&self, driver: &str, start: &Start) -> Result<(), Refused> {
+        let refuse = |fault, why: String| Err(Refused::new(fault, why));
         let is_listed = |list: &Option<Vec<String>>, name: &str| {
             list.as_ref()
                 .is_none_or(|list| list.iter().any(|known| known == name))
         };
         if !is_listed(&self.drivers, driver) {
             let why = format!("the driver {driver} is not allowed on this node (policy: drivers)");
-            return refuse(LaunchFault::Launch, why);
+            return refuse(Reason::LaunchFailure, why);
         }
         let dir = Path::new(&start.dir);
         if let Some(directories) = &self.directories
@@ -201,21 +201,21 @@ impl Policy {
             let leaves = dir.components().any(|part| part == Component::ParentDir);
             if leaves || !directories.iter().any(|allowed| dir.starts_with(allowed)) {
                 let why = format!("the directory {dir:?} is not allowed on this node (policy: directories)");
-                return refuse(LaunchFault::Launch, why);
+                return refuse(Reason::LaunchFailure, why);
             }
         }
         let mut boots = start.storage.iter().filter(|storage| storage.boot);
         if let Some(storage) = boots.find(|storage| !is_listed(&self.images, storage.id.as_str())) {
             let image = storage.id.as_str();
             return refuse(
-                LaunchFault::Image,
+                Reason::ImageFailure,
                 format!("the image {image:?} is not allowed on this node (policy: images)"),
             );
         }
         let asked = start.requirements.mem_mb;
         if let Some(most) = self.mem_mb.filter(|most| asked > i64::from(*most)) {
             let why = format!("requirements.mem_mb is {asked}, but this node allows {most} (policy: mem_mb)");
-            return refuse(LaunchFault::Full, why);
+            return refuse(Reason::FullCn, why);
         }
         // Volumes that exist already need no new space. A local volume without a size gets 1 GiB.
         let disks = start
@@ -230,7 +230,7 @@ impl Policy {
             let why = format!(
                 "the disks of the instance have {asked} MB, but this node allows {most} (policy: disk_mb)"
             );
-            return refuse(LaunchFault::Full, why);
+            return refuse(Reason::FullCn, why);
         }
         Ok(())
     }
@@ -251,10 +251,10 @@ impl Policy {
         &self,
         child_user: &str,
         own: impl FnOnce(&RangeInclusive<u32>) -> io::Result<u32>,
-    ) -> Result<Option<User>, LaunchError> {
+    ) -> Result<Option<User>, Refused> {
         let agent = rustix::process::geteuid();
         let only_root = |who: &dyn fmt::Display| {
-            LaunchError::launch(format!("only root can run instances as {who} (policy: users)"))
+            Refused::launch(format!("only root can run instances as {who} (policy: users)"))
         };
         let user = match self.users().first() {
             // A user that CONFIGURE names wins over the first user of the list, and has to be in the
@@ -263,13 +263,13 @@ impl Policy {
                 let user = find_user(child_user)?;
                 if !self.allows(user, agent.as_raw()) {
                     let why = format!("the user {child_user:?} is not allowed on this node (policy: users)");
-                    return Err(LaunchError::launch(why));
+                    return Err(Refused::launch(why));
                 }
                 user
             }
             Some(RunAs::Agent) | None => return Ok(None),
             Some(RunAs::Own(range)) if agent.is_root() => {
-                let uid = own(range).map_err(|e| LaunchError::io("a user of its own (policy: users)", &e))?;
+                let uid = own(range).map_err(|e| Refused::io("a user of its own (policy: users)", &e))?;
                 return Ok(Some(User {
                     uid,
                     gid: uid,
@@ -332,7 +332,7 @@ impl Policy {
 }
 
 /// A user of the system's database, by name or number.
-fn find_user(name: &str) -> Result<User, LaunchError> {
+fn find_user(name: &str) -> Result<User, Refused> {
     use nix::unistd;
 
     // A name wins over a number, because a user may have the name `1000`.
@@ -341,8 +341,8 @@ fn find_user(name: &str) -> Result<User, LaunchError> {
         Ok(uid) if matches!(by_name, Ok(None)) => unistd::User::from_uid(unistd::Uid::from_raw(uid)),
         _ => by_name,
     };
-    let found = found.map_err(|e| LaunchError::io(format_args!("user {name:?}"), &e.into()))?;
-    let missing = || LaunchError::launch(format!("there is no user {name:?} (policy: users)"));
+    let found = found.map_err(|e| Refused::io(format_args!("user {name:?}"), &e.into()))?;
+    let missing = || Refused::launch(format!("there is no user {name:?} (policy: users)"));
     let found = found.ok_or_else(missing)?;
     Ok(User {
         uid: found.uid.as_raw(),
@@ -360,7 +360,7 @@ mod tests {
         yaml::decode(text.as_bytes()).unwrap()
     }
 
-    fn user(policy: &Policy, child_user: &str) -> Result<Option<User>, LaunchError> {
+    fn user(policy: &Policy, child_user: &str) -> Result<Option<User>, Refused> {
         policy.user(child_user, |range| Ok(*range.start()))
     }
 
@@ -442,52 +442,52 @@ mod tests {
         for change in within {
             assert_eq!(check("process", change), Ok(()));
         }
-        type Row<'a> = (&'a dyn Fn(&mut Start), LaunchFault, &'a str);
+        type Row<'a> = (&'a dyn Fn(&mut Start), Reason, &'a str);
         let beyond: [Row<'_>; 8] = [
             (
                 &|s| s.dir = "/srv/jobsx".into(),
-                LaunchFault::Launch,
+                Reason::LaunchFailure,
                 "(policy: directories)",
             ),
             (
                 &|s| s.dir = "/srv/jobs/../x".into(),
-                LaunchFault::Launch,
+                Reason::LaunchFailure,
                 "(policy: directories)",
             ),
             (
                 &|s| s.dir = "/".into(),
-                LaunchFault::Launch,
+                Reason::LaunchFailure,
                 "(policy: directories)",
             ),
             (
                 &|s| s.storage.push(boot("bad", 0)),
-                LaunchFault::Image,
+                Reason::ImageFailure,
                 "(policy: images)",
             ),
             (
                 &|s| s.requirements.mem_mb = 101,
-                LaunchFault::Full,
+                Reason::FullCn,
                 "(policy: mem_mb)",
             ),
             (
                 &|s| s.storage.push(boot("good", 3)),
-                LaunchFault::Full,
+                Reason::FullCn,
                 "(policy: disk_mb)",
             ),
             (
                 &|s| s.storage.extend([boot("good", -9), local(3)]),
-                LaunchFault::Full,
+                Reason::FullCn,
                 "(policy: disk_mb)",
             ),
             (
                 &|s| s.storage.extend([local(0), local(0), local(0)]),
-                LaunchFault::Full,
+                Reason::FullCn,
                 "(policy: disk_mb)",
             ),
         ];
         for (change, fault, rule) in beyond {
             let error = check("process", change).unwrap_err();
-            assert_eq!(error.fault, fault, "{error}");
+            assert_eq!(error.reason, fault, "{error}");
             assert!(error.why.ends_with(rule), "{error}");
         }
         let error = check("qemu", &|_| {}).unwrap_err();

@@ -1,8 +1,9 @@
 //! The refusal of a command, and its frame: one table for the scheduler, the agents, the
 //! concentrators and the controllers.
 
-use std::fmt;
+use std::{fmt, io};
 
+use serde::{Deserialize, Serialize};
 use ssntp::payload::{Error, Id, InvalidFrameType};
 use ssntp::proto::{Command, Frame, FrameKind, FrameType};
 use ssntp_payload::{
@@ -14,27 +15,109 @@ use ssntp_transport::excerpt;
 /// The length limit of a command's id in its failure, in bytes.
 const MAX_COMMAND_ID: usize = 64;
 
-/// The reason why a frame is refused: the protocol's word, and an explanation, which may be empty.
-#[derive(Debug)]
+ssntp::names! {
+    /// The reason why a command is not carried out. Each failure has some of these words.
+    Reason {
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload does not match its schema, or no node could carry out the command.
+        InvalidData = "invalid_data";
+        /// The node has no room for the instance.
+        FullCn = "full_cn";
+        /// The node is in maintenance.
+        NodeMaintenance = "node_maintenance";
+        /// The instance runs.
+        AlreadyRunning = "already_running";
+        /// The node has the instance, which has ended.
+        InstanceExists = "instance_exists";
+        /// An image or a volume does not exist.
+        ImageFailure = "image_failure";
+        /// The instance did not start, for another reason.
+        LaunchFailure = "launch_failure";
+        /// The network of the instance could not be set up.
+        NetworkFailure = "network_failure";
+        /// There is no such instance.
+        NoInstance = "no_instance";
+        /// The instance has ended already.
+        AlreadyStopped = "already_stopped";
+        /// The START of the instance is lost.
+        InstanceCorrupt = "instance_corrupt";
+        /// The volume was not attached, for another reason.
+        AttachFailure = "attach_failure";
+        /// The volume was not detached, for another reason.
+        DetachFailure = "detach_failure";
+        /// The volume is attached already.
+        AlreadyAttached = "already_attached";
+        /// The volume is not attached.
+        NotAttached = "not_attached";
+        /// The change could not be written to disk.
+        StateFailure = "state_failure";
+        /// The instance refused the volume.
+        InstanceFailure = "instance_failure";
+        /// The driver or the node supports no volumes.
+        NotSupported = "not_supported";
+        /// The public address was not assigned.
+        AssignFailure = "assign_failure";
+        /// The public address was not released.
+        ReleaseFailure = "release_failure";
+        /// The receiver of the command is not connected.
+        NotConnected = "not_connected";
+        /// The node has not answered in time.
+        NoAnswer = "no_answer";
+        /// No leader has accepted the command.
+        NoLeader = "no_leader";
+        /// The sender may not command.
+        RoleNotAllowed = "role_not_allowed";
+        /// The command may have been carried out or not.
+        Unknown = "unknown";
+    }
+}
+
+impl Reason {
+    /// The text of a known reason, otherwise `other`.
+    pub fn word(&self) -> &'static str {
+        let known = Self::ALL.iter().find(|known| *known == self);
+        known.map_or("other", Self::as_str)
+    }
+}
+
+/// The reason why a command is not carried out, and an explanation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("{reason}{}{why}", if why.is_empty() { "" } else { ": " })]
 pub struct Refused {
-    /// The protocol's word.
-    pub word: &'static str,
-    /// The explanation; may be empty.
+    /// The reason.
+    pub reason: Reason,
+    /// The explanation, in one line; may be empty.
     pub why: String,
 }
 
 impl Refused {
-    /// A refusal with this word and explanation.
-    pub fn new(word: &'static str, why: impl Into<String>) -> Self {
+    /// A refusal with this reason and explanation.
+    pub fn new(reason: Reason, why: impl Into<String>) -> Self {
         Self {
-            word,
+            reason,
             why: why.into(),
         }
     }
 
     /// A refusal of what the payload says.
     pub fn invalid(why: impl Into<String>) -> Self {
-        Self::new("invalid_data", why)
+        Self::new(Reason::InvalidData, why)
+    }
+
+    /// A refusal with [`Reason::LaunchFailure`].
+    pub fn launch(why: impl Into<String>) -> Self {
+        Self::new(Reason::LaunchFailure, why)
+    }
+
+    /// An error of the system at a launch, about `what`. For a full disk it is [`Reason::FullCn`].
+    pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
+        let reason = match error.kind() {
+            // For `full_cn` the scheduler tries other nodes.
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Reason::FullCn,
+            _ => Reason::LaunchFailure,
+        };
+        Self::new(reason, format!("{what}: {error}"))
     }
 }
 
@@ -44,35 +127,26 @@ impl From<String> for Refused {
     }
 }
 
-impl From<&'static str> for Refused {
-    fn from(word: &'static str) -> Self {
-        Self::new(word, "")
+impl From<Reason> for Refused {
+    fn from(reason: Reason) -> Self {
+        Self::new(reason, "")
     }
 }
 
 impl From<&Error> for Refused {
     fn from(error: &Error) -> Self {
-        let word = if error.is_malformed() {
-            "invalid_payload"
+        let reason = if error.is_malformed() {
+            Reason::InvalidPayload
         } else {
-            "invalid_data"
+            Reason::InvalidData
         };
-        Self::new(word, error.to_string())
+        Self::new(reason, error.to_string())
     }
 }
 
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
         Self::from(&error)
-    }
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.why.as_str() {
-            "" => f.write_str(self.word),
-            why => write!(f, "{}: {why}", self.word),
-        }
     }
 }
 
@@ -118,16 +192,17 @@ pub fn failure(command: Command, mut subject: CommandSubject, refused: &Refused)
     }
     // Each failure has its own list of words in the protocol. If it has no such word, it gets its
     // own word for the same reason, or the nearest one.
-    let word = match (command, refused.word) {
-        (Command::RESTART, "image_failure" | "full_cn" | "no_answer") => "launch_failure",
-        (Command::ATTACH_VOLUME, "no_answer") => "attach_failure",
-        (Command::DETACH_VOLUME, "no_answer") => "detach_failure",
-        (Command::DETACH_VOLUME, "attach_failure") => "detach_failure",
-        (Command::DETACH_VOLUME, "already_attached") => "not_attached",
-        (_, "not_connected") => "no_instance",
-        (_, word) => word,
+    let reason = match (command, &refused.reason) {
+        (Command::RESTART, Reason::ImageFailure | Reason::FullCn | Reason::NoAnswer) => {
+            &Reason::LaunchFailure
+        }
+        (Command::ATTACH_VOLUME, Reason::NoAnswer) => &Reason::AttachFailure,
+        (Command::DETACH_VOLUME, Reason::NoAnswer | Reason::AttachFailure) => &Reason::DetachFailure,
+        (Command::DETACH_VOLUME, Reason::AlreadyAttached) => &Reason::NotAttached,
+        (_, Reason::NotConnected) => &Reason::NoInstance,
+        (_, reason) => reason,
     };
-    written(command, subject, word)
+    written(command, subject, reason.as_str())
 }
 
 /// The failure of a command, with any reason; `None` if the command has no failure.
@@ -151,8 +226,8 @@ pub fn failure_of(frame: &Frame, refused: &Refused) -> Option<Frame> {
 }
 
 /// InvalidFrameType for a refused frame of this kind.
-pub fn invalid_frame(kind: FrameKind, word: &'static str) -> Frame {
-    Frame::of(&InvalidFrameType::new(kind, word.into()))
+pub fn invalid_frame(kind: FrameKind, reason: &Reason) -> Frame {
+    Frame::of(&InvalidFrameType::new(kind, reason.as_str().into()))
 }
 
 /// True if two ids of a command and of its failure name the same entity. A UUID may be in upper or

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use rustix::process::geteuid;
-use ssntp_agent::driver::{InstanceDir, LaunchError, LaunchFault, User, give};
+use ssntp_agent::driver::{InstanceDir, Reason, Refused, User, give};
 use ssntp_agent::network::{Attachment, Interface, Network, RESOLVER, Tap, Wire};
 use ssntp_cluster::subnet::mac_of;
 use ssntp_payload::TunnelStats;
@@ -58,7 +58,7 @@ struct Cable<'a> {
 }
 
 impl Wire for Cable<'_> {
-    fn connect(&self, pid: i32) -> Result<(), LaunchError> {
+    fn connect(&self, pid: i32) -> Result<(), Refused> {
         let made = Namespace::of(pid).and_then(|namespace| match &self.to {
             Attachment::Tenant(port) => self.network.attach(self.instance, port, End::Process(namespace)),
             Attachment::Underlay(interface) => {
@@ -68,7 +68,7 @@ impl Wire for Cable<'_> {
         made.map_err(failed)
     }
 
-    fn tap(&self, user: Option<User>) -> Result<Tap, LaunchError> {
+    fn tap(&self, user: Option<User>) -> Result<Tap, Refused> {
         let Attachment::Tenant(port) = &self.to else {
             return Err(failed("a concentrator is a process, not a machine".into()));
         };
@@ -93,11 +93,7 @@ impl Wire for Cable<'_> {
         matches!(self.to, Attachment::Underlay(_))
     }
 
-    fn prepare(
-        &self,
-        place: &InstanceDir,
-        user: Option<User>,
-    ) -> Result<Vec<(OsString, OsString)>, LaunchError> {
+    fn prepare(&self, place: &InstanceDir, user: Option<User>) -> Result<Vec<(OsString, OsString)>, Refused> {
         let config = self.network.config();
         if !self.is_concentrator() {
             let servers = config
@@ -108,7 +104,7 @@ impl Wire for Cable<'_> {
             let path = place.dir().join(RESOLVER);
             let written = fs::write(&path, servers.collect::<String>())
                 .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)));
-            written.map_err(|e| LaunchError::io(path.display(), &e))?;
+            written.map_err(|e| Refused::io(path.display(), &e))?;
             return Ok(Vec::new());
         }
         let mut env: Vec<_> = config
@@ -118,15 +114,15 @@ impl Wire for Cable<'_> {
             .collect();
         for (name, from) in config.files_of(self.instance) {
             let copied = copy(&name, &from, place.dir());
-            let to = copied.map_err(|e| LaunchError::io(&name, &e))?;
+            let to = copied.map_err(|e| Refused::io(&name, &e))?;
             let given = user.map_or(Ok(()), |user| give(&to, user));
-            given.map_err(|e| LaunchError::io(to.display(), &e))?;
+            given.map_err(|e| Refused::io(to.display(), &e))?;
             env.push((name.into(), to.into()));
         }
         Ok(env)
     }
 }
 
-fn failed(why: String) -> LaunchError {
-    LaunchError::new(LaunchFault::Network, why)
+fn failed(why: String) -> Refused {
+    Refused::new(Reason::NetworkFailure, why)
 }

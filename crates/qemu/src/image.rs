@@ -28,7 +28,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{LOOK, disks_of};
 use ssntp_agent::driver::supervisor::pause;
-use ssntp_agent::driver::{Cancel, InstanceDir, LaunchError, LaunchFault};
+use ssntp_agent::driver::{Cancel, InstanceDir, Reason, Refused};
 use ssntp_payload::Storage;
 use ssntp_transport::{deadline, left};
 
@@ -108,8 +108,8 @@ pub(super) fn is_name(name: &str) -> bool {
 }
 
 /// Finds the file of an image.
-pub(super) fn find(images: Option<&Path>, name: &str) -> Result<Disk, LaunchError> {
-    let missing = |why: String| LaunchError::new(LaunchFault::Image, why);
+pub(super) fn find(images: Option<&Path>, name: &str) -> Result<Disk, Refused> {
+    let missing = |why: String| Refused::new(Reason::ImageFailure, why);
     let images = images.ok_or_else(|| missing("this node has no images (--images)".into()))?;
     if !is_name(name) {
         return Err(missing(format!("{name:?} is not a valid name of an image")));
@@ -147,11 +147,11 @@ fn header(path: &Path) -> io::Result<Option<u64>> {
 /// `gib` is the size of the disk, unless the image is larger.
 pub(super) fn boot_disk(
     place: &InstanceDir,
-    base: impl FnOnce() -> Result<Disk, LaunchError>,
+    base: impl FnOnce() -> Result<Disk, Refused>,
     gib: i64,
     qemu_img: Option<&Path>,
     bounds: Bounds<'_>,
-) -> Result<Disk, LaunchError> {
+) -> Result<Disk, Refused> {
     let disks = disks_of(place);
     // The disk of an earlier run may have either format: qemu-img may have come or gone since.
     for format in [Format::Qcow2, Format::Raw] {
@@ -173,30 +173,24 @@ pub(super) fn boot_disk(
     match qemu_img {
         Some(program) => overlay(program, &base, wanted, &partial, bounds)?,
         None => copy(&base, wanted, &partial, bounds)
-            .map_err(|e| LaunchError::io(format_args!("copying {}", base.path.display()), &e))?,
+            .map_err(|e| Refused::io(format_args!("copying {}", base.path.display()), &e))?,
     }
     // The content is on the disk before the name, also if the power fails.
     File::open(&partial)
         .and_then(|disk| disk.sync_all())
         .and_then(|()| fs::rename(&partial, &path))
-        .map_err(|e| LaunchError::io(path.display(), &e))?;
+        .map_err(|e| Refused::io(path.display(), &e))?;
     Ok(Disk { path, format })
 }
 
-fn overlay(
-    program: &Path,
-    base: &Disk,
-    wanted: u64,
-    to: &Path,
-    bounds: Bounds<'_>,
-) -> Result<(), LaunchError> {
+fn overlay(program: &Path, base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> Result<(), Refused> {
     let size = match header(&base.path) {
         Ok(Some(size)) => Ok(size),
         Ok(None) => fs::metadata(&base.path).map(|metadata| metadata.len()),
         Err(e) => Err(e),
     };
     let size =
-        size.map_err(|e| LaunchError::new(LaunchFault::Image, format!("{}: {e}", base.path.display())))?;
+        size.map_err(|e| Refused::new(Reason::ImageFailure, format!("{}: {e}", base.path.display())))?;
     let mut command = Command::new(program);
     command
         .args(["create", "-q", "-f", "qcow2", "-F", base.format.name(), "-b"])
@@ -207,12 +201,12 @@ fn overlay(
         command.arg(wanted.to_string());
     }
     let (status, output) =
-        run(&mut command, COMPLAINT, bounds).map_err(|e| LaunchError::io(program.display(), &e))?;
+        run(&mut command, COMPLAINT, bounds).map_err(|e| Refused::io(program.display(), &e))?;
     if status.success() {
         return Ok(());
     }
     let why = format!("{}: {}", program.display(), output.trim());
-    Err(LaunchError::new(LaunchFault::Image, why))
+    Err(Refused::new(Reason::ImageFailure, why))
 }
 
 /// Runs a program until it ends, or kills it at the time limit or when the launch is cancelled.
@@ -347,7 +341,7 @@ mod tests {
             assert!(!is_name(bad), "{bad:?}");
             let dir = tempfile::tempdir().unwrap();
             let error = find(Some(dir.path()), bad).unwrap_err();
-            assert_eq!(error.fault, LaunchFault::Image, "{bad:?}");
+            assert_eq!(error.reason, Reason::ImageFailure, "{bad:?}");
         }
     }
 
@@ -367,7 +361,7 @@ mod tests {
         let b = find(Some(&root), "b").unwrap();
         assert_eq!((b.path, b.format), (root.join("b"), Format::Raw));
         for (images, name) in [(Some(root.as_path()), "c"), (Some(&root), "d"), (None, "a")] {
-            assert_eq!(find(images, name).unwrap_err().fault, LaunchFault::Image);
+            assert_eq!(find(images, name).unwrap_err().reason, Reason::ImageFailure);
         }
     }
 
@@ -406,7 +400,7 @@ mod tests {
         assert_eq!(fs::metadata(&disk.path).unwrap().len(), GIB);
         assert_eq!(fs::read(&image).unwrap(), b"first");
         // A later run has what the earlier one wrote, and needs no image.
-        let not_requested = || Err(LaunchError::launch("not asked for"));
+        let not_requested = || Err(Refused::launch("not asked for"));
         assert_eq!(boot_disk(&place, not_requested, 1, None, bounds).unwrap(), disk);
     }
 
@@ -445,7 +439,7 @@ mod tests {
             for (qemu_img, what) in [(None, "image"), (Some(program.as_path()), "qemu-img")] {
                 let error = make(qemu_img, until, cancel);
                 assert!(error.why.contains(reason) && error.why.contains(what), "{error}");
-                assert_eq!(error.fault, LaunchFault::Launch);
+                assert_eq!(error.reason, Reason::LaunchFailure);
             }
         }
         // A launch that is cancelled while qemu-img runs.

@@ -68,8 +68,8 @@ use ssntp_agent::driver::supervisor::{
     DEFAULT_LOG_MB, Exec, Program, Supervisors, find_program, is_alive, pause,
 };
 use ssntp_agent::driver::{
-    Cancel, Commit, Confinement, DEFAULT_PATH, Driver, EndSink, Found, InstanceDir, Launch, LaunchError,
-    LaunchFault, Measurable, RunId, Running, Usage, Volume, VolumeError, VolumeFault, give,
+    Cancel, Commit, Confinement, DEFAULT_PATH, Driver, EndSink, Found, InstanceDir, Launch, Measurable,
+    Reason, Refused, RunId, Running, Usage, Volume, give,
 };
 use ssntp_agent::tree;
 use ssntp_payload::{Start, VmType};
@@ -147,9 +147,9 @@ impl QemuDriver {
         self
     }
 
-    fn boot_disk(&self, launch: &Launch<'_>) -> Result<Disk, LaunchError> {
+    fn boot_disk(&self, launch: &Launch<'_>) -> Result<Disk, Refused> {
         let entry = image::bootable(&launch.payload.start.storage)
-            .ok_or_else(|| LaunchError::new(LaunchFault::Image, "no entry of storage has boot: true"))?;
+            .ok_or_else(|| Refused::new(Reason::ImageFailure, "no entry of storage has boot: true"))?;
         let qemu_img = find_program("qemu-img".as_ref(), Some(&self.path), Path::new("/")).ok();
         let base = || image::find(self.images.as_deref(), entry.id.as_str());
         let bounds = image::Bounds {
@@ -165,23 +165,21 @@ impl Driver for QemuDriver {
         "qemu"
     }
 
-    fn check(&self, start: &Start) -> Result<(), LaunchError> {
+    fn check(&self, start: &Start) -> Result<(), Refused> {
         if !matches!(start.vm_type, VmType::Qemu | VmType::Unset) {
             let kind = start.vm_type.as_str();
-            return Err(LaunchError::launch(format!(
-                "QEMU runs virtual machines, not {kind}"
-            )));
+            return Err(Refused::launch(format!("QEMU runs virtual machines, not {kind}")));
         }
         match image::bootable(&start.storage) {
             Some(entry) if !entry.id.is_empty() && !image::is_name(entry.id.as_str()) => {
                 let why = format!("{:?} is not a valid name of an image", entry.id.as_str());
-                Err(LaunchError::new(LaunchFault::Data, why))
+                Err(Refused::new(Reason::InvalidData, why))
             }
             _ => Ok(()),
         }
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
         let (place, start) = (launch.place, &launch.payload.start);
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
         let mut emulator = Emulator::find(Some(&self.path), user)?;
@@ -190,16 +188,16 @@ impl Driver for QemuDriver {
         let group = emulator.group(launch.policy.emulation)?;
         fs::create_dir_all(&disks)
             .and_then(|()| tree::share(&disks, user, tree::PASS))
-            .map_err(|e| LaunchError::io(disks.display(), &e))?;
+            .map_err(|e| Refused::io(disks.display(), &e))?;
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
         let seed = disks.join(machine::SEED);
-        replace(&seed, &seed_of(launch)?).map_err(|e| LaunchError::io(seed.display(), &e))?;
+        replace(&seed, &seed_of(launch)?).map_err(|e| Refused::io(seed.display(), &e))?;
         if let Some(user) = user {
             let disks = volumes.iter().map(|(_, disk)| &disk.path);
             for path in [&boot.path, &seed].into_iter().chain(disks) {
                 // QEMU opens these files as the machine's user, who has to own them.
-                give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
+                give(path, user).map_err(|e| Refused::io(path.display(), &e))?;
             }
         }
         let bounds = image::Bounds {
@@ -304,12 +302,7 @@ impl Driver for QemuDriver {
 
     /// Adds the disk of the volume to a machine that runs. A stopped machine gets the disk when it is
     /// started.
-    fn attach(
-        &self,
-        place: &InstanceDir,
-        running: Option<&RunId>,
-        volume: &Volume,
-    ) -> Result<(), VolumeError> {
+    fn attach(&self, place: &InstanceDir, running: Option<&RunId>, volume: &Volume) -> Result<(), Refused> {
         let disk = image::volume_disk(&volume.path);
         if running.is_none() {
             // Before the first launch, the disk may still have to be made. Every launch writes the
@@ -338,29 +331,24 @@ impl Driver for QemuDriver {
         };
         plug()
             .map(drop)
-            .map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
+            .map_err(|e| Refused::new(Reason::InstanceFailure, e.to_string()))
     }
 
     /// Removes the disk of the volume from a machine that runs, whose system has to release it first.
-    fn detach(
-        &self,
-        place: &InstanceDir,
-        running: Option<&RunId>,
-        volume: &Volume,
-    ) -> Result<(), VolumeError> {
+    fn detach(&self, place: &InstanceDir, running: Option<&RunId>, volume: &Volume) -> Result<(), Refused> {
         if running.is_none() {
             return Ok(());
         }
         let (node, device) = (node_of(volume.uuid), device_of(volume.uuid));
         Qmp::connect(&place.work())
             .and_then(|mut qmp| qmp.unplug(&device, &node, UNPLUG))
-            .map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
+            .map_err(|e| Refused::new(Reason::InstanceFailure, e.to_string()))
     }
 }
 
 /// Waits until QEMU answers. If it ends instead, the instance was never started. `logged` is the
 /// length of QEMU's log of errors before the run.
-fn await_answer(running: &Running, logged: u64, cancel: &Cancel) -> Result<(), LaunchError> {
+fn await_answer(running: &Running, logged: u64, cancel: &Cancel) -> Result<(), Refused> {
     let (work, limit) = (running.place.work(), deadline(FIRST_ANSWER));
     // QEMU reports a wrong argument by ending, and a good start by answering.
     while is_alive(&running.handle) {
@@ -371,7 +359,7 @@ fn await_answer(running: &Running, logged: u64, cancel: &Cancel) -> Result<(), L
                 return Ok(());
             }
             Err(_) if cancel.is_cancelled() => {
-                return Err(LaunchError::launch("the launch was cancelled"));
+                return Err(Refused::launch("the launch was cancelled"));
             }
             Err(e) if left(limit).is_err() => {
                 warn!("instance {}: {e}", running.place.instance());
@@ -384,11 +372,11 @@ fn await_answer(running: &Running, logged: u64, cancel: &Cancel) -> Result<(), L
     let log = String::from_utf8_lossy(&log);
     let error = log.trim_end().lines().next_back();
     let error = error.unwrap_or("it printed no error");
-    Err(LaunchError::launch(format!("QEMU ended at once: {error}")))
+    Err(Refused::launch(format!("QEMU ended at once: {error}")))
 }
 
 /// The seed disk for cloud-init. cloud-init needs both files, and the ID of the instance.
-fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, LaunchError> {
+fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, Refused> {
     let (user, meta) = (&launch.payload.user_data, &launch.payload.meta_data);
     let user = user.as_ref().map_or(&b""[..], |document| document.as_bytes());
     let default = format!("instance-id: {}\n", launch.place.instance());
@@ -397,15 +385,15 @@ fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, LaunchError> {
         .filter(|bytes| !bytes.is_empty())
         .map_or(default.as_bytes(), |bytes| bytes);
     seed::image(user, meta)
-        .ok_or_else(|| LaunchError::new(LaunchFault::Data, "too much user data or meta data"))
+        .ok_or_else(|| Refused::new(Reason::InvalidData, "too much user data or meta data"))
 }
 
 /// The disks of all attached volumes.
-fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, LaunchError> {
+fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, Refused> {
     let links = match fs::read_dir(place.volumes()) {
         Ok(links) => links,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(LaunchError::io(place.volumes().display(), &e)),
+        Err(e) => return Err(Refused::io(place.volumes().display(), &e)),
     };
     let mut volumes = Vec::new();
     for link in links.flatten() {
@@ -413,15 +401,15 @@ fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, L
         let Some(uuid) = name.to_str().and_then(|name| Uuid::try_parse(name).ok()) else {
             continue;
         };
-        let path = fs::canonicalize(link.path()).map_err(|e| LaunchError::io(link.path().display(), &e))?;
+        let path = fs::canonicalize(link.path()).map_err(|e| Refused::io(link.path().display(), &e))?;
         let disk = match image::volume_disk(&path) {
             Some(disk) => disk,
             None => {
                 let is_local = |entry: &&ssntp_payload::Storage| entry.id.uuid() == Some(uuid) && entry.local;
                 let entry = start.storage.iter().find(is_local);
-                let missing = || LaunchError::new(LaunchFault::Image, no_disk_at(&path));
+                let missing = || Refused::new(Reason::ImageFailure, no_disk_at(&path));
                 let entry = entry.ok_or_else(missing)?;
-                image::make_volume_disk(&path, entry.size).map_err(|e| LaunchError::io(path.display(), &e))?
+                image::make_volume_disk(&path, entry.size).map_err(|e| Refused::io(path.display(), &e))?
             }
         };
         volumes.push((uuid, disk));
@@ -431,8 +419,8 @@ fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, L
     Ok(volumes)
 }
 
-fn no_disk(volume: &Volume) -> VolumeError {
-    VolumeError::new(VolumeFault::Failed, no_disk_at(&volume.path))
+fn no_disk(volume: &Volume) -> Refused {
+    Refused::new(Reason::AttachFailure, no_disk_at(&volume.path))
 }
 
 fn no_disk_at(volume: &Path) -> String {

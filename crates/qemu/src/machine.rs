@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::image::{self, Bounds, Disk};
 use super::qmp;
 use ssntp_agent::driver::supervisor::find_program;
-use ssntp_agent::driver::{LaunchError, User};
+use ssntp_agent::driver::{Refused, User};
 use ssntp_agent::network::Tap;
 use ssntp_payload::FwType;
 
@@ -58,13 +58,13 @@ pub(super) struct Emulator {
 impl Emulator {
     /// Finds out whether QEMU was built with its sandbox: the list of options contains it then. A
     /// QEMU that does not print the list will not run the machine either.
-    pub(super) fn find_sandbox(&mut self, bounds: Bounds<'_>) -> Result<(), LaunchError> {
+    pub(super) fn find_sandbox(&mut self, bounds: Bounds<'_>) -> Result<(), Refused> {
         let name = self.path.display();
         let (status, help) = image::run(Command::new(&self.path).arg("-help"), HELP, bounds)
-            .map_err(|e| LaunchError::io(format_args!("{name} -help"), &e))?;
+            .map_err(|e| Refused::io(format_args!("{name} -help"), &e))?;
         if !status.success() {
             let error = help.lines().next_back().unwrap_or_default();
-            return Err(LaunchError::launch(format!("{name} -help: {status}: {error}")));
+            return Err(Refused::launch(format!("{name} -help: {status}: {error}")));
         }
         self.sandbox = help.contains("-sandbox on");
         Ok(())
@@ -74,18 +74,18 @@ impl Emulator {
     ///
     /// # Errors
     /// The machine would be emulated, and `emulation`, the policy, does not allow that.
-    pub(super) fn group(&self, emulation: bool) -> Result<Option<u32>, LaunchError> {
+    pub(super) fn group(&self, emulation: bool) -> Result<Option<u32>, Refused> {
         match &self.kvm {
             Ok(group) => Ok(*group),
             Err(_) if emulation => Ok(None),
-            Err(why) => Err(LaunchError::launch(format!(
+            Err(why) => Err(Refused::launch(format!(
                 "the machine would be emulated, because {why} (policy: emulation)"
             ))),
         }
     }
 
     /// Finds QEMU for the architecture of this host, otherwise for x86-64.
-    pub(super) fn find(path: Option<&OsStr>, user: Option<User>) -> Result<Self, LaunchError> {
+    pub(super) fn find(path: Option<&OsStr>, user: Option<User>) -> Result<Self, Refused> {
         let host = std::env::consts::ARCH;
         let find = |arch: &'static str| {
             let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
@@ -103,7 +103,7 @@ impl Emulator {
             })
         };
         find(host).or_else(|| find("x86_64")).ok_or_else(|| {
-            LaunchError::launch(format!(
+            Refused::launch(format!(
                 "QEMU is not installed: there is no qemu-system-{host} in PATH"
             ))
         })
@@ -134,16 +134,16 @@ fn group_for(user: Option<User>, mode: u32, owner: (u32, u32)) -> Result<Option<
 }
 
 /// The firmware of a machine; `None` for QEMU's own.
-pub(super) fn firmware(arch: &str, kind: &FwType) -> Result<Option<PathBuf>, LaunchError> {
+pub(super) fn firmware(arch: &str, kind: &FwType) -> Result<Option<PathBuf>, Refused> {
     // Machines of this architecture always start with EFI.
     if *kind != FwType::Efi && arch != "aarch64" {
         return Ok(None);
     }
     let mut known = FIRMWARE.iter().filter(|(of, _)| *of == arch);
     let found = known.find(|(_, path)| Path::new(path).is_file());
-    found.map(|(_, path)| Some(path.into())).ok_or_else(|| {
-        LaunchError::launch(format!("this node has no EFI firmware for {arch} (install OVMF)"))
-    })
+    found
+        .map(|(_, path)| Some(path.into()))
+        .ok_or_else(|| Refused::launch(format!("this node has no EFI firmware for {arch} (install OVMF)")))
 }
 
 /// A machine.
@@ -433,7 +433,7 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         for path in [None, Some(OsStr::new("")), Some(empty.path().as_os_str())] {
             let error = Emulator::find(path, None).unwrap_err();
-            assert_eq!(error.fault, ssntp_agent::driver::LaunchFault::Launch);
+            assert_eq!(error.reason, ssntp_agent::driver::Reason::LaunchFailure);
             assert!(error.why.contains("QEMU is not installed"), "{error}");
         }
         assert_eq!(firmware("x86_64", &FwType::Legacy).unwrap(), None);

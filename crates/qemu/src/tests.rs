@@ -115,7 +115,7 @@ impl Stage {
         payload
     }
 
-    fn launch(&mut self, payload: &StartPayload) -> Result<Running, LaunchError> {
+    fn launch(&mut self, payload: &StartPayload) -> Result<Running, Refused> {
         let launch = Launch {
             place: &self.place,
             payload,
@@ -179,7 +179,7 @@ fn without_qemu_a_start_is_a_launch_failure() {
     let payload = stage.start("tiny");
     assert_eq!(stage.driver.check(&payload.start), Ok(()));
     let error = stage.launch(&payload).unwrap_err();
-    assert_eq!(error.fault, LaunchFault::Launch);
+    assert_eq!(error.reason, Reason::LaunchFailure);
     assert!(error.why.contains("QEMU is not installed"), "{error}");
 }
 
@@ -190,15 +190,18 @@ fn a_start_is_checked_by_its_type_and_the_name_of_its_image() {
     for (kind, fault) in [
         (VmType::Qemu, None),
         (VmType::Unset, None),
-        (VmType::Process, Some(LaunchFault::Launch)),
-        (VmType::Docker, Some(LaunchFault::Launch)),
+        (VmType::Process, Some(Reason::LaunchFailure)),
+        (VmType::Docker, Some(Reason::LaunchFailure)),
     ] {
         payload.start.vm_type = kind;
         let checked = stage.driver.check(&payload.start);
-        assert_eq!(checked.err().map(|e| e.fault), fault);
+        assert_eq!(checked.err().map(|e| e.reason), fault);
     }
     let start = stage.start("../instance/work/x").start;
-    assert_eq!(stage.driver.check(&start).unwrap_err().fault, LaunchFault::Data);
+    assert_eq!(
+        stage.driver.check(&start).unwrap_err().reason,
+        Reason::InvalidData
+    );
 }
 
 #[test]
@@ -216,11 +219,11 @@ fn a_missing_image_or_disk_is_an_image_failure() {
         StartPayload::from(Start::default()),
     ] {
         let error = stage.launch(&payload).unwrap_err();
-        assert_eq!(error.fault, LaunchFault::Image, "{error}");
+        assert_eq!(error.reason, Reason::ImageFailure, "{error}");
     }
     // A machine that ends at once counts as never started.
     let error = stage.launch(&stage.start("tiny")).unwrap_err();
-    assert_eq!(error.fault, LaunchFault::Launch);
+    assert_eq!(error.reason, Reason::LaunchFailure);
     assert!(error.why.ends_with("no such luck"), "{error}");
     // The error of an earlier run is not that of the next one.
     for (command, why) in [
@@ -237,7 +240,7 @@ fn a_missing_image_or_disk_is_an_image_failure() {
     let link = stage.place.volumes().join(Uuid::nil().to_string());
     std::os::unix::fs::symlink(&volume, link).unwrap();
     let error = stage.launch(&stage.start("tiny")).unwrap_err();
-    assert_eq!(error.fault, LaunchFault::Image, "{error}");
+    assert_eq!(error.reason, Reason::ImageFailure, "{error}");
 }
 
 /// A program in place of QEMU that prints its arguments, and has a sandbox or not.
@@ -378,10 +381,10 @@ fn a_machine_boots_is_found_again_and_ends() {
         path: stage.dir.path().join(second.to_string()),
     };
     let attach = |volume| later.attach(&stage.place, Some(&running.handle), volume);
-    assert_eq!(attach(&volume).unwrap_err().fault, VolumeFault::Failed);
+    assert_eq!(attach(&volume).unwrap_err().reason, Reason::AttachFailure);
     image::make_volume_disk(&volume.path, 1).unwrap();
     attach(&volume).unwrap();
-    assert_eq!(attach(&volume).unwrap_err().fault, VolumeFault::Instance);
+    assert_eq!(attach(&volume).unwrap_err().reason, Reason::InstanceFailure);
 
     // No system in the machine handles the power button, so it has to be killed.
     stage.driver.terminate(&running).unwrap();

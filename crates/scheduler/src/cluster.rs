@@ -10,7 +10,7 @@ use super::controllers::Controllers;
 use super::figures::{SchedulerFigures, SchedulerLimits};
 use super::nodes::Nodes;
 use super::out::{Out, limited};
-use super::relay::{self, Addressed, NOT_CONNECTED};
+use super::relay::{self, Addressed};
 use super::reports::{Reports, without};
 use super::starts::Starts;
 use super::streams::Streams;
@@ -18,7 +18,7 @@ use super::tenants::TenantTable;
 use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
 use ssntp::server::{DisconnectReason, SessionInfo};
-use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
     AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, StartFailure, StatsSummary,
 };
@@ -264,7 +264,7 @@ impl Cluster {
         {
             // Packets of the underlay would reach either of them.
             let why = format!("{public_ip}: concentrator {holder} has it");
-            return out.refuse(from, frame, &Refused::new("assign_failure", why));
+            return out.refuse(from, frame, &Refused::new(Reason::AssignFailure, why));
         }
         // If two nodes have an instance, it can be deleted on the node to which it does not belong.
         let is_second = command == Command::DELETE
@@ -274,7 +274,7 @@ impl Cluster {
         // The named node would answer that it has no such instance, although another node has it.
         let owner = instance.and_then(|instance| self.starts.instances().node_of(instance));
         if !is_second && owner.is_some_and(|owner| to != owner) {
-            return out.refuse(from, frame, &NOT_CONNECTED.into());
+            return out.refuse(from, frame, &Reason::NotConnected.into());
         }
         if let Some(instance) = instance.filter(|_| !is_second) {
             self.starts.handle_command(instance);

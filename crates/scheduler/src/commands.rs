@@ -28,7 +28,7 @@ use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::SessionInfo;
 use ssntp_cluster::phase::Phase;
-use ssntp_cluster::refusal::{self, Refused, same};
+use ssntp_cluster::refusal::{self, Reason, Refused, same};
 use ssntp_payload::{CommandSubject, InstanceState, StatsSummary};
 use ssntp_transport::Deadlines;
 
@@ -36,9 +36,6 @@ use ssntp_transport::Deadlines;
 /// deadline. For [`StartLimits::most`] from then on, failures that answer no tracked command are
 /// forwarded unchanged.
 const MAX_COMMANDS: usize = 65_536;
-/// The reason if a node has not answered in time. The failures of some commands have their own
-/// word for it.
-const NO_ANSWER: &str = "no_answer";
 
 #[derive(Debug)]
 struct Sent {
@@ -251,7 +248,7 @@ impl Commands {
             let Some(sent) = self.remove(key).filter(|sent| !sent.is_shown) else {
                 continue;
             };
-            let refused = Refused::new(NO_ANSWER, "its node has not said what became of it");
+            let refused = Refused::new(Reason::NoAnswer, "its node has not said what became of it");
             if let Some(failure) = refusal::failure(sent.command, sent.subject, &refused) {
                 out.send_to_controllers(&failure);
             }

@@ -34,6 +34,7 @@ use ssntp::Role;
 use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Frame};
 use ssntp::server::SessionInfo;
+use ssntp_cluster::refusal::Reason;
 use ssntp_payload::Configure;
 use ssntp_transport::{directory, excerpt};
 
@@ -42,8 +43,6 @@ const CONFIGURED: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bit
 
 /// The time between two attempts to write the current configuration to an engine that does not confirm it.
 const RETRY: Duration = Duration::from_secs(1);
-/// The reason in InvalidFrameType for a CONFIGURE that the engine may have or not.
-const UNKNOWN: &str = "unknown";
 
 /// The current configuration, the previous one, and the next one.
 #[derive(Debug)]
@@ -281,7 +280,7 @@ impl Configuration {
                 Outcome::Unknown(Proposal { from, frame }, why) => {
                     limited!(warn, out, from.uuid(), "CONFIGURE unknown";
                         "{from}: the outcome of CONFIGURE is unknown: {why}; the current configuration is written again");
-                    out.invalid_frame(&from, frame.kind(), UNKNOWN);
+                    out.invalid_frame(&from, frame.kind(), &Reason::Unknown);
                 }
                 Outcome::Behind(why) => {
                     limited!(warn, out, out.cx.uuid(), "not written";

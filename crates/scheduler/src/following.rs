@@ -23,7 +23,7 @@ use super::parking::{ParkingQueue, detached, with_trace_of};
 use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SendError, SessionInfo};
-use ssntp_cluster::refusal::{self, Refused};
+use ssntp_cluster::refusal::{self, Reason, Refused};
 
 /// The time for which a command waits for a leader. A leader that has died is replaced within six seconds.
 const PARK_TIME: Duration = Duration::from_secs(10);
@@ -47,8 +47,6 @@ const MAX_EVENT: usize = 1024;
 const MAX_KEPT_BYTES: usize = 256 << 20;
 /// The length limit of STATS that are kept, in bytes.
 const MAX_STATS: usize = 1 << 20;
-/// The reason in the failure of a command that no leader has accepted.
-const NO_LEADER: &str = "no_leader";
 
 /// The last frames of a client that a new leader needs.
 #[derive(Debug, Default)]
@@ -363,9 +361,9 @@ fn refuse(out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame, why: &str) {
     if frame.kind().frame_type != FrameType::COMMAND {
         return;
     }
-    let refused = Refused::new(NO_LEADER, why);
+    let refused = Refused::new(Reason::NoLeader, why);
     let answer = refusal::failure_of(frame, &refused)
-        .unwrap_or_else(|| refusal::invalid_frame(frame.kind(), NO_LEADER));
+        .unwrap_or_else(|| refusal::invalid_frame(frame.kind(), &Reason::NoLeader));
     out.send(from.uuid(), &answer);
 }
 

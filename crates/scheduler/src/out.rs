@@ -12,7 +12,7 @@ use ssntp::Role;
 use ssntp::payload::Payload;
 use ssntp::proto::{Frame, FrameKind};
 use ssntp::server::{Context, SendError, SessionInfo};
-use ssntp_cluster::refusal::{self, Refused};
+use ssntp_cluster::refusal::{self, Reason, Refused};
 use ssntp_transport::{LogLimit, More};
 
 /// Writes a log line that a peer can cause, unless that peer has caused too many of its kind:
@@ -89,12 +89,12 @@ impl<'a, 'b> Out<'a, 'b> {
     pub(crate) fn refuse(&mut self, from: &SessionInfo, frame: &Frame, refused: &Refused) {
         match refusal::failure_of(frame, refused) {
             Some(failure) => self.send_to_controllers(&failure),
-            None => self.invalid_frame(from, frame.kind(), refused.word),
+            None => self.invalid_frame(from, frame.kind(), &refused.reason),
         }
     }
 
-    pub(crate) fn invalid_frame(&mut self, to: &SessionInfo, kind: FrameKind, word: &'static str) {
-        self.send(to.uuid(), &refusal::invalid_frame(kind, word));
+    pub(crate) fn invalid_frame(&mut self, to: &SessionInfo, kind: FrameKind, reason: &Reason) {
+        self.send(to.uuid(), &refusal::invalid_frame(kind, reason));
     }
 
     /// Sends intents to the other schedulers.

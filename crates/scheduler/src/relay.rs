@@ -7,15 +7,13 @@ use ssntp::Role;
 use ssntp::payload::{Error, Id};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::SessionInfo;
-use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, RefreshCnci, ReleasePublicIp, Restart,
     Restore, Stop,
 };
 use ssntp_transport::excerpt;
 
-/// The reason in the failure of a command whose receiver is not connected.
-pub(super) const NOT_CONNECTED: &str = "not_connected";
 const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
 /// The receiver that a command names, the roles that know the command, and the instance that it is
@@ -72,10 +70,10 @@ pub(super) fn forward(
         let id = excerpt(id);
         limited!(info, out, from.uuid(), "not connected";
             "{from}: {kind} for {id}, which is not connected");
-        return Err(NOT_CONNECTED.into());
+        return Err(Reason::NotConnected.into());
     };
     out.cx.forward(from, to, frame).map_err(|e| {
         limited!(warn, out, from.uuid(), "not forwarded"; "{from}: {kind}: {e}");
-        NOT_CONNECTED.into()
+        Reason::NotConnected.into()
     })
 }

@@ -30,6 +30,7 @@ use ssntp::server::{
     Server, ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
 };
 use ssntp_cluster::clock::now;
+use ssntp_cluster::refusal::Reason;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
 use ssntp_payload::NewLeader;
 use ssntp_transport::LogLimit;
@@ -226,7 +227,7 @@ impl Scheduler {
                 command if !kind.is_of_streams() && !self.cluster.may_command(from) => {
                     limited!(info, out, from.uuid(), "not the master";
                         "{from}: {command} refused: it is not the master");
-                    out.invalid_frame(from, kind, "role_not_allowed");
+                    out.invalid_frame(from, kind, &Reason::RoleNotAllowed);
                 }
                 Command::CONFIGURE => self.configuration.handle_configure(out, from, frame, lead),
                 Command::TENANT => self.cluster.handle_tenant(out, &mut self.tenants, from, frame),

@@ -27,6 +27,7 @@ use ssntp::proto::{
     StreamEnded, close_stream, stream_of,
 };
 use ssntp::server::{SessionInfo, SessionKey};
+use ssntp_cluster::refusal::Reason;
 
 /// The maximum number of streams of one controller's session.
 const MAX_OF_SESSION: usize = 32;
@@ -97,7 +98,7 @@ impl Streams {
                         send_ended(out, from, open.stream, reason, text);
                     }
                 }
-                _ => out.invalid_frame(from, frame.kind(), "invalid_data"),
+                _ => out.invalid_frame(from, frame.kind(), &Reason::InvalidData),
             },
             Command::STREAM_CREDIT => {
                 let own = StreamCredit::decode(payload).and_then(|credit| {

@@ -26,6 +26,7 @@ use ipnet::Ipv4Net;
 use ssntp::payload::{Id, yaml};
 use ssntp::proto::Frame;
 use ssntp::server::SessionInfo;
+use ssntp_cluster::refusal::Reason;
 use ssntp_cluster::subnet::{MAX_KEY, gateway, subnet};
 use ssntp_cluster::summed::{parse_summed, read_summed, summed};
 use ssntp_payload::{
@@ -469,7 +470,7 @@ impl TenantTable {
         in_use: impl FnOnce(Uuid) -> Option<String>,
     ) -> Option<Uuid> {
         let Ok(asked) = frame.payload::<Tenant>() else {
-            out.invalid_frame(from, frame.kind(), "invalid_data");
+            out.invalid_frame(from, frame.kind(), &Reason::InvalidData);
             return None;
         };
         let instance = asked.instance_uuid.uuid();

@@ -3,37 +3,23 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::driver::{Driver, LaunchError, LaunchFault};
+use crate::driver::{Driver, Reason, Refused};
 use crate::network::{Attachment, Network};
-use ssntp_cluster::refusal::Refused;
 use ssntp_cluster::subnet::{self, is_mac};
 use ssntp_payload::Start;
-
-impl From<LaunchError> for Refused {
-    fn from(error: LaunchError) -> Self {
-        let word = match error.fault {
-            LaunchFault::Data => "invalid_data",
-            LaunchFault::Image => "image_failure",
-            LaunchFault::Full => "full_cn",
-            LaunchFault::Network => "network_failure",
-            LaunchFault::Launch => "launch_failure",
-        };
-        Self::new(word, error.why)
-    }
-}
 
 /// The first driver that accepts a START.
 ///
 /// # Errors
 /// The reasons of all drivers.
-pub(super) fn choose(drivers: &[Arc<dyn Driver>], start: &Start) -> Result<Arc<dyn Driver>, LaunchError> {
-    let mut refused = LaunchError::launch("");
+pub(super) fn choose(drivers: &[Arc<dyn Driver>], start: &Start) -> Result<Arc<dyn Driver>, Refused> {
+    let mut refused = Refused::launch("");
     for driver in drivers {
         match driver.check(start) {
             Ok(()) => return Ok(Arc::clone(driver)),
             // This driver would run it if it were right, so what the others run does not matter.
-            Err(e) if e.fault != LaunchFault::Launch => refused = e,
-            Err(e) if refused.fault == LaunchFault::Launch => {
+            Err(e) if e.reason != Reason::LaunchFailure => refused = e,
+            Err(e) if refused.reason == Reason::LaunchFailure => {
                 let separator = if refused.why.is_empty() { "" } else { "; " };
                 refused.why = format!("{}{separator}{}", refused.why, e.why);
             }
@@ -65,7 +51,7 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
 /// # Errors
 /// The reason of a `network_failure`.
 pub(super) fn check_networking(start: &Start, network: Option<&dyn Network>) -> Result<(), Refused> {
-    check_network(start, network).map_err(|why| Refused::new("network_failure", why))
+    check_network(start, network).map_err(|why| Refused::new(Reason::NetworkFailure, why))
 }
 
 fn check_network(start: &Start, network: Option<&dyn Network>) -> Result<(), String> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use log::{info, warn};
 use ssntp::proto::Command;
-use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{CommandSubject, StartPayload};
 use uuid::Uuid;
 
@@ -144,7 +144,7 @@ fn never_ran(
         driver,
         ephemeral: ephemeral.unwrap_or_default(),
     });
-    let refused = Refused::new("launch_failure", "its agent ended before it ran");
+    let refused = Refused::new(Reason::LaunchFailure, "its agent ended before it ran");
     let subject = CommandSubject {
         restart,
         ..subject(id)

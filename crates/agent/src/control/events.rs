@@ -11,9 +11,7 @@ use ssntp_cluster::machine::Facts;
 use ssntp_payload::{NextState, Restart, StartPayload, TunnelStats};
 use uuid::Uuid;
 
-use crate::driver::{
-    Cancel, Driver, Ended, InstanceDir, LaunchError, Measurable, RunId, Running, Usage, VolumeError,
-};
+use crate::driver::{Cancel, Driver, Ended, InstanceDir, Measurable, Refused, RunId, Running, Usage};
 use crate::network::Network;
 use crate::policy::Policy;
 use crate::store::{NodeRecord, Record};
@@ -75,7 +73,7 @@ pub(crate) enum Done {
     /// milliseconds since 1970.
     Launched {
         instance: Uuid,
-        result: Result<(RunId, u64), LaunchError>,
+        result: Result<(RunId, u64), Refused>,
     },
     /// The instance was sent the signal to end, or was killed.
     Signalled { instance: Uuid },
@@ -86,7 +84,7 @@ pub(crate) enum Done {
     Volume {
         instance: Uuid,
         op: VolumeOp,
-        result: Result<(), VolumeError>,
+        result: Result<(), Refused>,
     },
     /// The record of the instance could not be saved.
     Unsaved { instance: Uuid, why: String },

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use log::{info, warn};
 use ssntp::proto::{Command, Frame};
-use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{CommandSubject, InstanceDeleted, InstanceEnd, InstanceStopped, Restart, StartPayload};
 use ssntp_transport::excerpt;
 use uuid::Uuid;
@@ -31,9 +31,7 @@ use super::outbox::{Outbox, subject};
 use super::unsaved::Unsaved;
 use super::volumes::ephemeral;
 use super::{restarts, retention};
-use crate::driver::{
-    Cancel, Driver, Ended, Exit, LaunchError, Measurable, RunId, Usage, VolumeError, VolumeFault,
-};
+use crate::driver::{Cancel, Driver, Ended, Exit, Measurable, RunId, Usage};
 use crate::store::{Record, RecordAfter, RecordPhase};
 
 const SIGKILL: i32 = 9;
@@ -50,6 +48,8 @@ const RETIRING: usize = 256;
 #[derive(Debug)]
 pub(super) struct Instances {
     settings: Arc<Settings>,
+    /// The user that CONFIGURE names for instances; empty for none.
+    child_user: String,
     all: BTreeMap<Uuid, Instance>,
     unsaved: Unsaved,
     /// The number of instances that were started by START.
@@ -65,6 +65,7 @@ impl Instances {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
         Self {
             settings,
+            child_user: String::new(),
             all: BTreeMap::new(),
             unsaved: Unsaved::default(),
             starts: 0,
@@ -148,17 +149,21 @@ impl Instances {
         due.map(|(id, _)| *id).collect()
     }
 
+    /// From now on, instances are launched as this user; empty for that of the policy.
+    pub(super) fn handle_child_user(&mut self, user: &str) {
+        user.clone_into(&mut self.child_user);
+    }
+
     /// Adds an instance of a START, and launches it.
     pub(super) fn handle_start(
         &mut self,
         id: Uuid,
         instance: Instance,
         launch: (Origin, Vec<(Uuid, bool)>),
-        user: &str,
         out: &mut Outbox,
     ) {
         self.all.insert(id, instance);
-        self.launch(id, launch, user, out);
+        self.launch(id, launch, out);
     }
 
     /// Adds an instance of a former agent.
@@ -173,7 +178,6 @@ impl Instances {
         command_id: String,
         payload: Arc<StartPayload>,
         changes: Option<Box<Restart>>,
-        user: &str,
         out: &mut Outbox,
     ) {
         if let Some(instance) = self.all.get_mut(&id) {
@@ -184,23 +188,17 @@ impl Instances {
             // This run was commanded, so its restarts are counted from the beginning.
             instance.record.restarts_in_row = 0;
         }
-        self.launch_again(id, Cause::Restart, payload, changes, user, out);
+        self.launch_again(id, Cause::Restart, payload, changes, out);
     }
 
     /// Launches an instance again by its restart policy.
-    pub(super) fn handle_restart_due(
-        &mut self,
-        id: Uuid,
-        payload: Arc<StartPayload>,
-        user: &str,
-        out: &mut Outbox,
-    ) {
+    pub(super) fn handle_restart_due(&mut self, id: Uuid, payload: Arc<StartPayload>, out: &mut Outbox) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
         // Counted before the launch, because a launch that fails costs the node as much.
         self.restarts += 1;
-        self.launch_again(id, Cause::Policy, payload, None, user, out);
+        self.launch_again(id, Cause::Policy, payload, None, out);
     }
 
     fn launch_again(
@@ -209,7 +207,6 @@ impl Instances {
         cause: Cause,
         payload: Arc<StartPayload>,
         changes: Option<Box<Restart>>,
-        user: &str,
         out: &mut Outbox,
     ) {
         if let Some(instance) = self.all.get_mut(&id) {
@@ -218,14 +215,14 @@ impl Instances {
             // The flag of an earlier launch may be set, and must not cancel this one.
             instance.cancel = Cancel::default();
         }
-        self.launch(id, (Origin::Again(changes), Vec::new()), user, out);
+        self.launch(id, (Origin::Again(changes), Vec::new()), out);
         // The launch reduces the free memory, and may change the status of the node.
         out.wish_status(false);
     }
 
     /// Gives the workers the job that launches an instance. The state of the instance is
     /// `Launching` already.
-    fn launch(&self, id: Uuid, (origin, volumes): (Origin, Vec<(Uuid, bool)>), user: &str, out: &mut Outbox) {
+    fn launch(&self, id: Uuid, (origin, volumes): (Origin, Vec<(Uuid, bool)>), out: &mut Outbox) {
         let Some(instance) = self.all.get(&id) else {
             return;
         };
@@ -238,7 +235,7 @@ impl Instances {
             payload,
             record: instance.record(),
             origin,
-            user: user.to_owned(),
+            user: self.child_user.clone(),
             volumes,
             cancel: instance.cancel.clone(),
             network: self.settings.network.clone(),
@@ -331,7 +328,7 @@ impl Instances {
         &mut self,
         now: Instant,
         id: Uuid,
-        error: LaunchError,
+        error: Refused,
         is_evacuated: bool,
         out: &mut Outbox,
     ) {
@@ -362,10 +359,10 @@ impl Instances {
             }
             Cause::Restart => {
                 // The record keeps the end of the last run.
-                instance.record.detail = format!("it was not started again: {}", excerpt(&error));
+                instance.record.detail = format!("it was not started again: {}", excerpt(&error.why));
                 instance.keep(now, retention, Duration::ZERO);
                 self.save(id, out);
-                out.fail(now, Command::RESTART, subject, &error.into());
+                out.fail(now, Command::RESTART, subject, &error);
                 if removes(after) {
                     self.end(now, id, after, out);
                 }
@@ -375,9 +372,9 @@ impl Instances {
                 // another node.
                 let is_moved = is_evacuated && matches!(after, RecordAfter::Evacuate | RecordAfter::Release);
                 let (after, refused) = if is_moved {
-                    (RecordAfter::Nothing, "node_maintenance".into())
+                    (RecordAfter::Nothing, Reason::NodeMaintenance.into())
                 } else {
-                    (after, error.into())
+                    (after, error)
                 };
                 let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
                 let record = instance.record.clone();
@@ -685,7 +682,7 @@ impl Instances {
         op: VolumeOp,
         out: &mut Outbox,
     ) -> Result<(), Refused> {
-        let instance = self.all.get_mut(&id).ok_or("no_instance")?;
+        let instance = self.all.get_mut(&id).ok_or(Reason::NoInstance)?;
         // If others wait before it, `handle_volume_done` begins it.
         if instance.volumes.handle_op(op)? {
             self.next_volume_op(now, id, out);
@@ -714,7 +711,7 @@ impl Instances {
             // `handle_launched` and `handle_not_launched` call this function again.
             (Life::Launching(_), _) => {}
             _ => {
-                let error = VolumeError::new(VolumeFault::Instance, "the instance is ending");
+                let error = Refused::new(Reason::InstanceFailure, "the instance is ending");
                 self.handle_volume_done(now, id, op, Err(error), out);
             }
         }
@@ -726,7 +723,7 @@ impl Instances {
         now: Instant,
         id: Uuid,
         op: VolumeOp,
-        result: Result<(), VolumeError>,
+        result: Result<(), Refused>,
         out: &mut Outbox,
     ) {
         if let Some(instance) = self.all.get_mut(&id) {
@@ -735,12 +732,6 @@ impl Instances {
         if let Err(e) = result {
             let why = format_args!("volume {} of instance {id}: {e}", op.volume);
             out.complain(now, "volume", why);
-            let word = match e.fault {
-                VolumeFault::NotSupported => "not_supported",
-                VolumeFault::State => "state_failure",
-                VolumeFault::Instance => "instance_failure",
-                VolumeFault::Failed => "attach_failure",
-            };
             let command = if op.attach {
                 Command::ATTACH_VOLUME
             } else {
@@ -750,7 +741,7 @@ impl Instances {
                 volume_uuid: op.volume.into(),
                 ..subject(id)
             };
-            out.fail(now, command, subject, &word.into());
+            out.fail(now, command, subject, &e);
         }
         self.next_volume_op(now, id, out);
     }

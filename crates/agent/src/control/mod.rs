@@ -93,7 +93,7 @@ use ssntp::payload::{Id, TraceReport};
 use ssntp::proto::{Command, Frame, FrameType, OpenStream, Status, StreamCredit, stream_of};
 use ssntp_cluster::Needs;
 use ssntp_cluster::machine::{self, Facts};
-use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
     AttachVolume, CommandSubject, Configure, Delete, DetachVolume, Evacuate, InvalidConfiguration,
     LauncherConfig, Maintenance, NodeStatus, Ready, Restart, Restore, StartPayload, Stats, Stop, TunnelStats,
@@ -113,7 +113,7 @@ use self::service::Service;
 use self::tenants::{Tenants, tenant_of, tunnel_ip};
 use self::volumes::Volumes;
 pub(crate) use self::volumes::ephemeral;
-use super::driver::{Ended, LaunchFault, Usage};
+use super::driver::{Ended, Usage};
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::store::{self, NodeRecord, Record, RecordAfter, Stored};
 
@@ -462,6 +462,7 @@ impl Control {
                     let launcher = format!("{:?}", configure.launcher);
                     info!("{}: new configuration: {}{more}", out.node(), excerpt(launcher));
                 }
+                self.instances.handle_child_user(&configure.launcher.child_user);
                 self.launcher = configure.launcher;
             }
             Err(e) => {
@@ -482,30 +483,8 @@ impl Control {
             Command::DELETE => self.delete(now, frame),
             Command::EVACUATE => self.evacuate(now, frame),
             Command::RESTORE => self.restore(now, frame),
-            Command::ATTACH_VOLUME => frame
-                .payload()
-                .map_err(Refused::from)
-                .and_then(|p: AttachVolume| {
-                    self.volume(
-                        now,
-                        &p.workload_agent_uuid,
-                        &p.instance_uuid,
-                        &p.volume_uuid,
-                        true,
-                    )
-                }),
-            Command::DETACH_VOLUME => frame
-                .payload()
-                .map_err(Refused::from)
-                .and_then(|p: DetachVolume| {
-                    self.volume(
-                        now,
-                        &p.workload_agent_uuid,
-                        &p.instance_uuid,
-                        &p.volume_uuid,
-                        false,
-                    )
-                }),
+            Command::ATTACH_VOLUME => self.volume(now, frame, true),
+            Command::DETACH_VOLUME => self.volume(now, frame, false),
             Command::CONFIGURE => {
                 self.configure(now, frame.payload_bytes());
                 self.outbox.wish_status(false);
@@ -542,18 +521,18 @@ impl Control {
         // Faults of the START come before the state of the node, because the START would fail on
         // any other node as well.
         let driver = match choose(&self.settings.drivers, start) {
-            Err(e) if e.fault == LaunchFault::Data => return Err(e.into()),
+            Err(e) if e.reason == Reason::InvalidData => return Err(e.into()),
             driver => driver,
         };
         if self.service.is_offline() {
-            return Err(Refused::new("launch_failure", "the node is OFFLINE"));
+            return Err(Refused::new(Reason::LaunchFailure, "the node is OFFLINE"));
         }
         if self.service.is_evacuated() {
-            return Err("node_maintenance".into());
+            return Err(Reason::NodeMaintenance.into());
         }
         match self.instances.get(id) {
-            Some(instance) if instance.is_running() => return Err("already_running".into()),
-            Some(_) => return Err("instance_exists".into()),
+            Some(instance) if instance.is_running() => return Err(Reason::AlreadyRunning.into()),
+            Some(_) => return Err(Reason::InstanceExists.into()),
             None => {}
         }
         // The error that no driver takes the START comes only now, because the reasons above come
@@ -561,20 +540,20 @@ impl Control {
         let driver = driver?;
         self.settings.policy.check(driver.name(), start)?;
         if let Some(what) = unsupported(start) {
-            return Err(Refused::new("launch_failure", what));
+            return Err(Refused::new(Reason::LaunchFailure, what));
         }
         // An instance without a record would be lost when the agent ends.
         let Some(root) = &self.settings.state else {
             let why = "this agent has no state directory";
-            return Err(Refused::new("launch_failure", why));
+            return Err(Refused::new(Reason::LaunchFailure, why));
         };
         let place = store::place(root, id);
         check_networking(start, self.settings.network.as_deref())?;
         if !self.has_room(&needs, false) {
-            return Err("full_cn".into());
+            return Err(Reason::FullCn.into());
         }
         if !volumes.is_empty() && !self.settings.has_volumes {
-            return Err(Refused::new("image_failure", "this node has no volumes"));
+            return Err(Refused::new(Reason::ImageFailure, "this node has no volumes"));
         }
         let record = Record {
             driver: driver.name().to_owned(),
@@ -590,9 +569,8 @@ impl Control {
         // A copy, so that the other frames in the same buffer are not kept in memory.
         let received = Bytes::copy_from_slice(frame.payload_bytes());
         let launch = (Origin::Start(received), volumes);
-        let user = &self.launcher.child_user;
         self.instances
-            .handle_start(id, instance, launch, user, &mut self.outbox);
+            .handle_start(id, instance, launch, &mut self.outbox);
         Ok(())
     }
 
@@ -600,7 +578,7 @@ impl Control {
         let stop: Stop = frame.payload()?;
         let (id, instance) = self.target(&stop.workload_agent_uuid, &stop.instance_uuid)?;
         if !instance.can_be_stopped() {
-            return Err("already_stopped".into());
+            return Err(Reason::AlreadyStopped.into());
         }
         let after = if instance.is_persistent() {
             RecordAfter::Keep
@@ -634,14 +612,14 @@ impl Control {
         let (id, instance) = self.addressed(&restart.workload_agent_uuid, &restart.instance_uuid)?;
         if !self.service.is_open() {
             let why = "the node is OFFLINE or in maintenance";
-            return Err(Refused::new("launch_failure", why));
+            return Err(Refused::new(Reason::LaunchFailure, why));
         }
         match instance.life {
             Life::Stopped(_) => {}
-            Life::Removing(_) => return Err("no_instance".into()),
-            _ => return Err("already_running".into()),
+            Life::Removing(_) => return Err(Reason::NoInstance.into()),
+            _ => return Err(Reason::AlreadyRunning.into()),
         }
-        let before = instance.start.as_ref().ok_or("instance_corrupt")?;
+        let before = instance.start.as_ref().ok_or(Reason::InstanceCorrupt)?;
         let payload = Arc::new(StartPayload {
             start: store::restarted(&before.start, restart),
             user_data: before.user_data.clone(),
@@ -649,20 +627,19 @@ impl Control {
         });
         let Some(driver) = &instance.driver else {
             let why = "this agent has no driver for it";
-            return Err(Refused::new("launch_failure", why));
+            return Err(Refused::new(Reason::LaunchFailure, why));
         };
         self.settings.policy.check(driver.name(), &payload.start)?;
         check_networking(&payload.start, self.settings.network.as_deref())?;
-        let needs = Needs::of(&payload.start).map_err(|_| "invalid_data")?;
+        let needs = Needs::of(&payload.start).map_err(|_| Reason::InvalidData)?;
         if !self.has_room(&needs, true) {
-            return Err(Refused::new("launch_failure", "the node has no room for it"));
+            return Err(Refused::new(Reason::LaunchFailure, "the node has no room for it"));
         }
         // Only the changes are written, because the START is kept as it was received.
         let changes = store::changes(&before.start, &payload.start).map(Box::new);
         let command_id = CommandSubject::of(frame).command_id;
-        let user = &self.launcher.child_user;
         self.instances
-            .handle_restart(id, command_id, payload, changes, user, &mut self.outbox);
+            .handle_restart(id, command_id, payload, changes, &mut self.outbox);
         self.outbox.wish_stats();
         Ok(())
     }
@@ -686,10 +663,7 @@ impl Control {
         let out = &mut self.outbox;
         match refused {
             Some(why) => self.instances.handle_restart_refused(now, id, &why, out),
-            None => {
-                let user = &self.launcher.child_user;
-                self.instances.handle_restart_due(id, start, user, out);
-            }
+            None => self.instances.handle_restart_due(id, start, out),
         }
     }
 
@@ -739,25 +713,33 @@ impl Control {
         Ok(())
     }
 
-    fn volume(
-        &mut self,
-        now: Instant,
-        node: &Id,
-        instance: &Id,
-        volume: &Id,
-        attach: bool,
-    ) -> Result<(), Refused> {
-        let volume = volume.uuid().ok_or("invalid_data")?;
-        let (id, instance) = self.addressed(node, instance)?;
+    fn volume(&mut self, now: Instant, frame: &Frame, attach: bool) -> Result<(), Refused> {
+        let (node, instance, volume) = if attach {
+            let command: AttachVolume = frame.payload()?;
+            (
+                command.workload_agent_uuid,
+                command.instance_uuid,
+                command.volume_uuid,
+            )
+        } else {
+            let command: DetachVolume = frame.payload()?;
+            (
+                command.workload_agent_uuid,
+                command.instance_uuid,
+                command.volume_uuid,
+            )
+        };
+        let volume = volume.uuid().ok_or(Reason::InvalidData)?;
+        let (id, instance) = self.addressed(&node, &instance)?;
         if self.service.is_offline() {
-            return Err("attach_failure".into());
+            return Err(Reason::AttachFailure.into());
         }
         if !self.settings.has_volumes {
-            return Err("not_supported".into());
+            return Err(Reason::NotSupported.into());
         }
         let is_ending = matches!(instance.life, Life::Terminating(_) | Life::Removing(_));
         if is_ending || instance.start.is_none() || instance.driver.is_none() {
-            return Err("instance_failure".into());
+            return Err(Reason::InstanceFailure.into());
         }
         let op = VolumeOp { volume, attach };
         self.instances.handle_volume(now, id, op, &mut self.outbox)
@@ -775,7 +757,7 @@ impl Control {
             }
             _ => stream_of(payload).map(|stream| Action::Stream(StreamOrder::Close(stream))),
         };
-        self.outbox.act(action.ok_or("invalid_data")?);
+        self.outbox.act(action.ok_or(Reason::InvalidData)?);
         Ok(())
     }
 
@@ -784,24 +766,24 @@ impl Control {
         if *node == self.settings.node {
             Ok(())
         } else {
-            Err("invalid_data".into())
+            Err(Reason::InvalidData.into())
         }
     }
 
     /// The instance that a command names.
     fn addressed(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
         let (Some(node), Some(id)) = (node.uuid(), instance.uuid()) else {
-            return Err("invalid_data".into());
+            return Err(Reason::InvalidData.into());
         };
         let found = self.instances.get(id).filter(|_| node == self.settings.node);
-        Ok((id, found.ok_or("no_instance")?))
+        Ok((id, found.ok_or(Reason::NoInstance)?))
     }
 
     /// The instance of this node that a STOP or DELETE names.
     fn target(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
         match self.addressed(node, instance)? {
             // A node that is OFFLINE acts as if it had no instances.
-            _ if self.service.is_offline() => Err("no_instance".into()),
+            _ if self.service.is_offline() => Err(Reason::NoInstance.into()),
             found => Ok(found),
         }
     }

@@ -213,10 +213,10 @@ impl Outbox {
         subject.node_uuid = self.node.into();
         let instance = subject.instance_uuid.clone();
         let Some(failure) = refusal::failure(command, subject, refused) else {
-            return self.report(now, refusal::invalid_frame(command.into(), refused.word));
+            return self.report(now, refusal::invalid_frame(command.into(), &refused.reason));
         };
         if command == Command::START {
-            *self.failures.entry(refused.word).or_default() += 1;
+            *self.failures.entry(refused.reason.word()).or_default() += 1;
             // The last frames of a session can be lost with it, so the failure is kept for a new session
             // that begins soon.
             if self.connected {

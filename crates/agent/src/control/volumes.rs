@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use ssntp::payload::Id;
-use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{Start, Storage};
 use uuid::Uuid;
 
@@ -46,12 +46,12 @@ impl Volumes {
         let attached = last.map_or(self.attached.contains(&op.volume), |other| other.attach);
         if attached == op.attach {
             // For DetachVolume, the failure turns this reason into `not_attached`.
-            return Err("already_attached".into());
+            return Err(Reason::AlreadyAttached.into());
         }
         // A volume command waits for the system in a machine, so without a limit a controller could
         // queue any number of them.
         if self.ops.len() >= MAX_VOLUME_OPS {
-            return Err("attach_failure".into());
+            return Err(Reason::AttachFailure.into());
         }
         self.ops.push_back(op);
         Ok(self.ops.len() == 1)

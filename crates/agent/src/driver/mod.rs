@@ -32,10 +32,10 @@ pub use self::process::ProcessDriver;
 pub use self::process::{DEFAULT_PATH, give};
 pub(crate) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
-pub use super::fault::{DriverError, LaunchError, LaunchFault, VolumeError, VolumeFault};
 pub use super::place::{InstanceDir, User};
 use super::policy::Policy;
 use crate::network::Wire;
+pub use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{Start, StartPayload};
 pub use ssntp_transport::Cancel;
 
@@ -53,14 +53,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The driver can't run it; the error has the reason.
-    fn check(&self, start: &Start) -> Result<(), LaunchError>;
+    fn check(&self, start: &Start) -> Result<(), Refused>;
 
     /// Launches an instance. `commit` writes the ID of the run to disk; if it fails, the instance
     /// must not run.
     ///
     /// # Errors
     /// The instance did not start, and none of its processes is left.
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError>;
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused>;
 
     /// Watches a run, and calls `sink` once when it has ended, from any thread.
     fn watch(&self, running: &Running, sink: &EndSink);
@@ -102,23 +102,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The volume was not attached; the error has the reason.
-    fn attach(
-        &self,
-        place: &InstanceDir,
-        running: Option<&RunId>,
-        volume: &Volume,
-    ) -> Result<(), VolumeError>;
+    fn attach(&self, place: &InstanceDir, running: Option<&RunId>, volume: &Volume) -> Result<(), Refused>;
 
     /// Detaches a volume from the instance.
     ///
     /// # Errors
     /// The volume was not detached; the error has the reason.
-    fn detach(
-        &self,
-        place: &InstanceDir,
-        running: Option<&RunId>,
-        volume: &Volume,
-    ) -> Result<(), VolumeError>;
+    fn detach(&self, place: &InstanceDir, running: Option<&RunId>, volume: &Volume) -> Result<(), Refused>;
 }
 
 /// Writes the ID of a run to disk.

@@ -50,8 +50,8 @@ use rustix::fs::OFlags;
 
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Exec, Program, Supervisors};
 use super::{
-    Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
-    Running, Usage, User, Volume, VolumeError,
+    Commit, Driver, EndSink, Found, InstanceDir, Launch, Measurable, Reason, Refused, RunId, Running, Usage,
+    User, Volume,
 };
 use ssntp_payload::{Start, VmType};
 use ssntp_transport::setters;
@@ -99,24 +99,22 @@ impl Driver for ProcessDriver {
         "process"
     }
 
-    fn check(&self, start: &Start) -> Result<(), LaunchError> {
+    fn check(&self, start: &Start) -> Result<(), Refused> {
         if start.vm_type != VmType::Process {
             let kind = match start.vm_type.as_str() {
                 "" => "qemu",
                 kind => kind,
             };
-            return Err(LaunchError::launch(format!(
-                "this agent runs processes, not {kind}"
-            )));
+            return Err(Refused::launch(format!("this agent runs processes, not {kind}")));
         }
         check_texts(start)
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
         let (place, start) = (launch.place, &launch.payload.start);
         let work = place.work();
         let Some((program, arguments)) = start.command.split_first() else {
-            return Err(LaunchError::new(LaunchFault::Data, "there is no command"));
+            return Err(Refused::new(Reason::InvalidData, "there is no command"));
         };
         let mut env = environment(place, start);
         if let Some(wire) = launch.network {
@@ -179,18 +177,18 @@ impl Driver for ProcessDriver {
     }
 
     /// Does nothing, because the process finds the volume by the link in its directory.
-    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 }
 
 /// Refuses texts that cannot be passed to a process.
-fn check_texts(start: &Start) -> Result<(), LaunchError> {
-    let refuse = |why: String| Err(LaunchError::new(LaunchFault::Data, why));
+fn check_texts(start: &Start) -> Result<(), Refused> {
+    let refuse = |why: String| Err(Refused::new(Reason::InvalidData, why));
     let zero = |text: &String| text.contains('\0');
     if start.command.iter().any(zero) || zero(&start.dir) {
         // The system ends strings at a zero byte, so the text would be cut.
@@ -276,7 +274,7 @@ mod tests {
         let fault = |change: &dyn Fn(&mut Start)| {
             let mut start = good.clone();
             change(&mut start);
-            check_texts(&start).map_err(|e| e.fault)
+            check_texts(&start).map_err(|e| e.reason)
         };
         assert_eq!(fault(&|_| {}), Ok(()));
         let rows: [&dyn Fn(&mut Start); 8] = [
@@ -290,7 +288,7 @@ mod tests {
             &|s| drop(s.env.insert(String::new(), String::new())),
         ];
         for change in rows {
-            assert_eq!(fault(change), Err(LaunchFault::Data));
+            assert_eq!(fault(change), Err(Reason::InvalidData));
         }
     }
 }

@@ -17,7 +17,7 @@ use ssntp_payload::TunnelStats;
 use uuid::Uuid;
 
 pub use self::attachment::{Attachment, Interface, TenantNet, TenantPort};
-use super::fault::LaunchError;
+use super::driver::Refused;
 use super::place::{InstanceDir, User};
 
 /// The name of the file in the instance's directory that the instance sees as `/etc/resolv.conf`.
@@ -63,15 +63,15 @@ pub trait Wire: fmt::Debug {
     /// instance ends.
     ///
     /// # Errors
-    /// The fault is [`LaunchFault::Network`](super::fault::LaunchFault::Network).
-    fn connect(&self, pid: i32) -> Result<(), LaunchError>;
+    /// The reason is [`Reason::NetworkFailure`](super::driver::Reason::NetworkFailure).
+    fn connect(&self, pid: i32) -> Result<(), Refused>;
 
     /// Makes a tap in the agent's own network namespace, which the machine's user can open. It is
     /// removed when the agent has noticed the end of the instance.
     ///
     /// # Errors
-    /// The fault is [`LaunchFault::Network`](super::fault::LaunchFault::Network).
-    fn tap(&self, user: Option<User>) -> Result<Tap, LaunchError>;
+    /// The reason is [`Reason::NetworkFailure`](super::driver::Reason::NetworkFailure).
+    fn tap(&self, user: Option<User>) -> Result<Tap, Refused>;
 
     /// True for a concentrator, which may administer the network of its namespace.
     fn is_concentrator(&self) -> bool;
@@ -82,11 +82,7 @@ pub trait Wire: fmt::Debug {
     ///
     /// # Errors
     /// A file cannot be read or written.
-    fn prepare(
-        &self,
-        place: &InstanceDir,
-        user: Option<User>,
-    ) -> Result<Vec<(OsString, OsString)>, LaunchError>;
+    fn prepare(&self, place: &InstanceDir, user: Option<User>) -> Result<Vec<(OsString, OsString)>, Refused>;
 }
 
 /// The interface of a machine.

@@ -7,10 +7,7 @@ use uuid::Uuid;
 
 use super::Pool;
 use crate::control::{Done, Input, Job, LaunchJob, Origin, VolumeOp, ephemeral};
-use crate::driver::{
-    Driver, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId, Running, Usage, VolumeError,
-    VolumeFault,
-};
+use crate::driver::{Driver, InstanceDir, Launch, Measurable, Reason, Refused, RunId, Running, Usage};
 use crate::network::Attachment;
 use crate::store::{PASSABLE, Store, make_dirs, millis};
 use crate::tree;
@@ -138,8 +135,8 @@ impl Pool {
     /// Launches an instance. Returns the ID of its run and the time at which the run began, in
     /// milliseconds since 1970. Adds to `made` the volumes that it has made and that are deleted
     /// with the instance, even if it returns an error.
-    fn try_launch(&self, job: &LaunchJob, made: &mut Vec<Uuid>) -> Result<(RunId, u64), LaunchError> {
-        let unsaved = |e: io::Error| LaunchError::io("its record cannot be saved", &e);
+    fn try_launch(&self, job: &LaunchJob, made: &mut Vec<Uuid>) -> Result<(RunId, u64), Refused> {
+        let unsaved = |e: io::Error| Refused::io("its record cannot be saved", &e);
         let store = self.store().map_err(unsaved)?;
         let place = store.place(job.instance);
         match &job.origin {
@@ -157,18 +154,18 @@ impl Pool {
         let user = self.policy.user(&job.user, own)?;
         store
             .enclose(&place, user)
-            .map_err(|e| LaunchError::io(place.dir().display(), &e))?;
+            .map_err(|e| Refused::io(place.dir().display(), &e))?;
         if matches!(job.origin, Origin::Again(_)) {
             // An instance that was killed because of `disk_mb` must not be started again with the same
             // files.
             let measured = self.too_large(&place, Some(0));
-            if let Some(why) = measured.map_err(|e| LaunchError::io(place.work().display(), &e))? {
-                return Err(LaunchError::new(LaunchFault::Full, why));
+            if let Some(why) = measured.map_err(|e| Refused::io(place.work().display(), &e))? {
+                return Err(Refused::new(Reason::FullCn, why));
             }
         }
         let ephemeral = ephemeral(&job.payload.start);
         for (volume, make) in &job.volumes {
-            let missing = || LaunchError::new(LaunchFault::Image, format!("there is no volume {volume}"));
+            let missing = || Refused::new(Reason::ImageFailure, format!("there is no volume {volume}"));
             let found = store.volume(*volume).ok_or_else(missing)?;
             if *make {
                 // Only a volume that this launch makes may be deleted if the launch fails, because a
@@ -176,16 +173,16 @@ impl Pool {
                 if ephemeral.contains(volume) && !found.path.exists() {
                     made.push(*volume);
                 }
-                make_dirs(&found.path, PASSABLE).map_err(|e| LaunchError::io(found.path.display(), &e))?;
+                make_dirs(&found.path, PASSABLE).map_err(|e| Refused::io(found.path.display(), &e))?;
             }
             let (volume, attach) = (*volume, true);
             self.volume(job.instance, &*job.driver, None, VolumeOp { volume, attach })
-                .map_err(|e| LaunchError::new(LaunchFault::Image, e.why))?;
+                .map_err(|e| Refused::new(Reason::ImageFailure, e.why))?;
         }
         let network = match &job.network {
             Some(network) => Attachment::of(&job.payload.start)
                 .and_then(|to| to.map(|to| network.check(&to).map(|()| to)).transpose())
-                .map_err(|why| LaunchError::new(LaunchFault::Network, why))?
+                .map_err(|why| Refused::new(Reason::NetworkFailure, why))?
                 .map(|to| network.wire(job.instance, to)),
             None => None,
         };
@@ -214,15 +211,15 @@ impl Pool {
         driver: &dyn Driver,
         handle: Option<&RunId>,
         op: VolumeOp,
-    ) -> Result<(), VolumeError> {
-        let failed = |why: String| VolumeError::new(VolumeFault::Failed, why);
+    ) -> Result<(), Refused> {
+        let failed = |why: String| Refused::new(Reason::AttachFailure, why);
         let state =
-            |e: io::Error| VolumeError::new(VolumeFault::State, format!("its record can't be saved: {e}"));
+            |e: io::Error| Refused::new(Reason::StateFailure, format!("its record can't be saved: {e}"));
         let store = self.store().map_err(state)?;
         let place = store.place(instance);
         let volume = store
             .volume(op.volume)
-            .ok_or_else(|| VolumeError::new(VolumeFault::NotSupported, "this node has no volumes"))?;
+            .ok_or_else(|| Refused::new(Reason::NotSupported, "this node has no volumes"))?;
         if op.attach {
             if !volume.path.is_dir() {
                 return Err(failed(format!("there is no volume {}", volume.path.display())));

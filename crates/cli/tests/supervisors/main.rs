@@ -25,8 +25,8 @@ use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_process};
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{
-    Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError,
-    LaunchFault, Measurable, ProcessDriver, RunId, Running, User,
+    Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable,
+    ProcessDriver, Reason, Refused, RunId, Running, User,
 };
 use ssntp_payload::{Start, StartPayload, VmType};
 use tempfile::TempDir;
@@ -87,7 +87,7 @@ impl Stage {
         }
     }
 
-    fn try_launch(&self, command: &[&str], commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn try_launch(&self, command: &[&str], commit: &mut Commit<'_>) -> Result<RunId, Refused> {
         let mut start = self.start.clone();
         start.command = command.iter().map(|word| (*word).to_owned()).collect();
         let launch = Launch {
@@ -229,7 +229,7 @@ fn a_program_does_not_run_before_its_run_is_recorded() {
         record = Some(handle.clone());
         Err(io::ErrorKind::StorageFull.into())
     });
-    assert_eq!(error.unwrap_err().fault, LaunchFault::Full);
+    assert_eq!(error.unwrap_err().reason, Reason::FullCn);
     assert!(!runs(record.unwrap().pid));
     assert!(!stage.path("work/ran").exists());
 }
@@ -283,7 +283,7 @@ fn a_program_that_cannot_be_executed_fails_with_the_reason() {
         ("./lost", "the interpreter /no/such/interpreter"),
     ] {
         let error = stage.try_launch(&[program], &mut |_| Ok(())).unwrap_err();
-        assert_eq!(error.fault, LaunchFault::Launch);
+        assert_eq!(error.reason, Reason::LaunchFailure);
         assert!(error.why.contains(reason), "{program}: {error}");
     }
     stage.start.dir = "absent".into();
@@ -292,7 +292,7 @@ fn a_program_that_cannot_be_executed_fails_with_the_reason() {
     stage.start.dir = String::new();
     let long = "x".repeat(5 << 20);
     let error = stage.try_launch(&["true", &long], &mut |_| Ok(())).unwrap_err();
-    assert_eq!(error.fault, LaunchFault::Data);
+    assert_eq!(error.reason, Reason::InvalidData);
     let long = vec!["x".repeat(1 << 16); 60];
     let words: Vec<_> = ["true"]
         .into_iter()

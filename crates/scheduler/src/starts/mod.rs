@@ -111,7 +111,7 @@ impl Starts {
         });
         // No agent has connected yet.
         self.instances.adopt(owners, |_| false, now);
-        self.instances.keep_in(ledger);
+        self.instances.handover().keep_in(ledger);
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Starts {
             }
         }
         self.instances.adopt(intents, is_connected, now);
-        self.instances.record_intents();
+        self.instances.handover().record_intents();
     }
 
     /// The intents for a scheduler that knows none.
@@ -134,7 +134,7 @@ impl Starts {
 
     /// Sends the intents that have changed since the last call, without the instances that are gone.
     pub(crate) fn send_intents(&mut self, out: &mut Out<'_, '_>) {
-        out.send_intents(&self.instances.take_intents());
+        out.send_intents(&self.instances.handover().take_intents());
     }
 
     /// The intents for the instances that are gone since the last call.
@@ -152,7 +152,7 @@ impl Starts {
 
     /// Records once more that an instance is gone.
     pub(crate) fn record_gone(&mut self, instance: Uuid) {
-        self.instances.record_gone(instance);
+        self.instances.handover().record_gone(instance);
     }
 
     /// The table of instances, for questions.

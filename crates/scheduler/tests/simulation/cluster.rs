@@ -15,8 +15,8 @@ use super::application::SharedLog;
 use ssntp::Role;
 use ssntp::proto::{Event, Frame};
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
-    Running, Usage, Volume, VolumeError,
+    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Usage, Volume,
 };
 use ssntp_agent::{Step, SteppedAgent, SteppedConfig};
 use ssntp_cluster::machine::Facts;
@@ -237,13 +237,13 @@ impl Driver for Table {
         "table"
     }
 
-    fn check(&self, _: &Start) -> Result<(), LaunchError> {
+    fn check(&self, _: &Start) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
         let (instance, run) = (launch.place.instance(), RunId::default());
-        commit(&run).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        commit(&run).map_err(|e| Refused::io("its state cannot be saved", &e))?;
         let mut state = self.lock();
         let ends_by_itself = drawn(instance).is_multiple_of(4);
         let ends = ends_by_itself.then(|| state.0 + Duration::from_millis(drawn(instance) / 4 % 50));
@@ -285,11 +285,11 @@ impl Driver for Table {
 
     fn forget(&self, _: &InstanceDir) {}
 
-    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 }

@@ -12,8 +12,8 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind, Operands, Status
 use ssntp::server::ServerConfig;
 use ssntp::transport::memory::MemoryListener;
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
-    Running, Usage, Volume, VolumeError,
+    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Usage, Volume,
 };
 use ssntp_agent::{Agent, AgentConfig, Policy, RunAs};
 use ssntp_payload::{Ready, Restore, Start};
@@ -212,17 +212,17 @@ impl Driver for Idle {
         "idle"
     }
 
-    fn check(&self, _: &ssntp_payload::Start) -> Result<(), LaunchError> {
+    fn check(&self, _: &ssntp_payload::Start) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
         let (_, run) = Uuid::new_v4().as_u64_pair();
         let handle = RunId {
             start_time: run,
             ..RunId::default()
         };
-        commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        commit(&handle).map_err(|e| Refused::io("its state cannot be saved", &e))?;
         self.0.lock().unwrap().insert(launch.place.instance(), None);
         Ok(handle)
     }
@@ -266,11 +266,11 @@ impl Driver for Idle {
         self.0.lock().unwrap().remove(&place.instance());
     }
 
-    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 }

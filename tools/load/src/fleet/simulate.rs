@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Counts;
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
-    Running, Usage, Volume, VolumeError,
+    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Usage, Volume,
 };
 use ssntp_payload::Start;
 use uuid::Uuid;
@@ -64,18 +64,18 @@ impl Driver for SimulateDriver {
         "simulate"
     }
 
-    fn check(&self, _: &Start) -> Result<(), LaunchError> {
+    fn check(&self, _: &Start) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
         let (_, run) = Uuid::new_v4().as_u64_pair();
         let handle = RunId {
             pid: 0,
             start_time: run,
             boot_id: String::new(),
         };
-        commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        commit(&handle).map_err(|e| Refused::io("its state cannot be saved", &e))?;
         let simulated = Simulated { run, sink: None };
         self.with(|all| all.insert(launch.place.instance(), simulated));
         self.counts.launch(launch.place.instance());
@@ -128,11 +128,11 @@ impl Driver for SimulateDriver {
         self.with(|all| all.remove(&place.instance()));
     }
 
-    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 }

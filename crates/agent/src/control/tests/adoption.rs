@@ -322,7 +322,7 @@ fn recent_failures_of_starts_are_sent_again_in_a_new_session() {
     let fails = |stage: &mut Stage| {
         stage.send(&start(ONE));
         stage.job(|job| matches!(job, Job::Launch(_)).then_some(()));
-        let result = Err(LaunchError::new(LaunchFault::Image, "it is not there"));
+        let result = Err(Refused::new(Reason::ImageFailure, "it is not there"));
         stage.feed(Input::Done(Done::Launched {
             instance: ONE,
             result,

@@ -86,7 +86,7 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
     );
     stage.feed(Input::Done(Done::Launched {
         instance: ONE,
-        result: Err(LaunchError::launch("its program is gone")),
+        result: Err(Refused::launch("its program is gone")),
     }));
     let failed = reported(&stage);
     assert_eq!(failed.exit_code, 137, "the code of the former run");
@@ -106,11 +106,11 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
 #[test]
 fn a_failed_launch_leaves_no_instance() {
     for (fault, reason) in [
-        (LaunchFault::Data, StartFailureReason::InvalidData),
-        (LaunchFault::Image, StartFailureReason::ImageFailure),
-        (LaunchFault::Full, StartFailureReason::FullCn),
-        (LaunchFault::Network, StartFailureReason::NetworkFailure),
-        (LaunchFault::Launch, StartFailureReason::LaunchFailure),
+        (Reason::InvalidData, StartFailureReason::InvalidData),
+        (Reason::ImageFailure, StartFailureReason::ImageFailure),
+        (Reason::FullCn, StartFailureReason::FullCn),
+        (Reason::NetworkFailure, StartFailureReason::NetworkFailure),
+        (Reason::LaunchFailure, StartFailureReason::LaunchFailure),
     ] {
         let mut stage = Stage::new();
         let text = String::from_utf8(Frame::of(&start(ONE)).payload_bytes().to_vec()).unwrap();
@@ -121,7 +121,7 @@ fn a_failed_launch_leaves_no_instance() {
         stage.sent.clear();
         stage.feed(Input::Done(Done::Launched {
             instance: ONE,
-            result: Err(LaunchError::new(fault, "no")),
+            result: Err(Refused::new(fault, "no")),
         }));
         let failure: StartFailure = stage.next();
         assert_eq!((failure.reason, &failure.command_id[..]), (reason, "mine"));
@@ -270,7 +270,7 @@ fn commands_during_a_launch_are_carried_out_afterwards() {
     assert!(cancel.is_cancelled());
     stage.feed(Input::Done(Done::Launched {
         instance: TWO,
-        result: Err(LaunchError::launch("no")),
+        result: Err(Refused::launch("no")),
     }));
     assert_eq!(stage.next::<StartFailure>().instance_uuid, TWO);
     assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, TWO);
@@ -331,7 +331,7 @@ fn a_failed_restart_keeps_the_instance() {
     assert_eq!((payload.0.start.requirements.mem_mb, payload.1), (300, 300));
     stage.feed(Input::Done(Done::Launched {
         instance: ONE,
-        result: Err(LaunchError::new(LaunchFault::Image, "gone")),
+        result: Err(Refused::new(Reason::ImageFailure, "gone")),
     }));
     let failure: RestartFailure = stage.next();
     assert_eq!(
@@ -401,7 +401,7 @@ fn a_start_that_an_evacuation_cancels_fails_with_node_maintenance_only() {
         stage.send(&evacuate());
         stage.feed(Input::Done(Done::Launched {
             instance: ONE,
-            result: Err(LaunchError::launch("the launch was cancelled")),
+            result: Err(Refused::launch("the launch was cancelled")),
         }));
         let failure: StartFailure = stage.next();
         assert_eq!(failure.reason, StartFailureReason::NodeMaintenance);

@@ -199,7 +199,7 @@ fn a_restart_by_policy_that_fails_is_tried_again_without_a_failure_frame() {
     stage.jobs.clear();
     stage.feed(Input::Done(Done::Launched {
         instance: ONE,
-        result: Err(LaunchError::launch("no such program")),
+        result: Err(Refused::launch("no such program")),
     }));
     let record = stage.job(|job| match job {
         Job::Save { record, .. } => Some(record.clone()),
@@ -581,7 +581,7 @@ fn starts_and_failures_are_counted_and_instances_by_state() {
     stage.feed(Input::Disconnected);
     stage.feed(Input::Done(Done::Launched {
         instance: TWO,
-        result: Err(LaunchError::launch("gone")),
+        result: Err(Refused::launch("gone")),
     }));
     let now = figures(&stage);
     assert_eq!(now.failures["launch_failure"], 1);

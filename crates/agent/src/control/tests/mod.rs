@@ -27,8 +27,8 @@ use super::reports::{PATIENCE, SETTLE, SETTLE_EACH};
 use super::volumes::MAX_VOLUME_OPS;
 use super::*;
 use crate::driver::{
-    Commit, Driver, EndSink, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId, Running,
-    Volume, VolumeError, VolumeFault,
+    Commit, Driver, EndSink, Exit, Found, InstanceDir, Launch, Measurable, Reason, Refused, RunId, Running,
+    Volume,
 };
 use crate::policy::Policy;
 use crate::store::RecordPhase;
@@ -67,12 +67,12 @@ impl Driver for Fake {
         self.name
     }
 
-    fn check(&self, start: &Start) -> Result<(), LaunchError> {
+    fn check(&self, start: &Start) -> Result<(), Refused> {
         match start.vm_type {
-            _ if self.name != "fake" => Err(LaunchError::launch("not for this driver")),
-            VmType::Process if start.dir == "bad" => Err(LaunchError::new(LaunchFault::Data, "bad")),
+            _ if self.name != "fake" => Err(Refused::launch("not for this driver")),
+            VmType::Process if start.dir == "bad" => Err(Refused::new(Reason::InvalidData, "bad")),
             VmType::Process => Ok(()),
-            _ => Err(LaunchError::launch("not a process")),
+            _ => Err(Refused::launch("not a process")),
         }
     }
 
@@ -87,7 +87,7 @@ impl Driver for Fake {
         self.unrecorded.clone()
     }
 
-    fn launch(&self, _: &Launch<'_>, _: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn launch(&self, _: &Launch<'_>, _: &mut Commit<'_>) -> Result<RunId, Refused> {
         unreachable!("only workers launch instances")
     }
     fn watch(&self, _: &Running, _: &EndSink) {
@@ -105,10 +105,10 @@ impl Driver for Fake {
     fn forget(&self, _: &InstanceDir) {
         unreachable!()
     }
-    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         unreachable!()
     }
-    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         unreachable!()
     }
 }

@@ -33,7 +33,7 @@ fn volumes_are_attached_and_detached() {
     assert!(stage.jobs.is_empty());
     done(&mut stage, first, Ok(()));
     let second = op(&mut stage);
-    let error = VolumeError::new(VolumeFault::State, "full");
+    let error = Refused::new(Reason::StateFailure, "full");
     done(&mut stage, second, Err(error));
     let failure: AttachVolumeFailure = stage.next();
     assert_eq!(

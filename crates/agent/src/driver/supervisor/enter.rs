@@ -31,7 +31,7 @@ use super::mounts;
 use super::order::Order;
 use super::state::State;
 use super::user_of;
-use crate::driver::LaunchError;
+use crate::driver::Refused;
 
 /// Becomes the program, or sends the error to the supervisor.
 pub(super) fn enter() -> ExitCode {
@@ -42,13 +42,13 @@ pub(super) fn enter() -> ExitCode {
     let mut supervisor = UnixStream::from(supervisor);
     let error = match Order::read(&supervisor) {
         Ok(order) => become_program(&order),
-        Err(e) => LaunchError::io("its order", &e),
+        Err(e) => Refused::io("its order", &e),
     };
     let _ = supervisor.write_all(State::Failed(error).line().as_bytes());
     ExitCode::FAILURE
 }
 
-fn become_program(order: &Order) -> LaunchError {
+fn become_program(order: &Order) -> Refused {
     if let Err(error) = prepare(order) {
         return error;
     }
@@ -63,7 +63,7 @@ fn become_program(order: &Order) -> LaunchError {
     let path = path.map(|(_, path)| path.as_os_str());
     match find_program(&order.exec.program, path, order.exec.dir.as_ref()) {
         // The file exists, so the error of the system is the reason.
-        Ok(found) => LaunchError::io(found.display(), &error),
+        Ok(found) => Refused::io(found.display(), &error),
         Err(missing) => missing,
     }
 }
@@ -83,8 +83,8 @@ fn stop_ignoring_signals() {
     }
 }
 
-fn prepare(order: &Order) -> Result<(), LaunchError> {
-    let system = |what: String| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
+fn prepare(order: &Order) -> Result<(), Refused> {
+    let system = |what: String| move |e: rustix::io::Errno| Refused::io(what, &e.into());
     // 0 stands for the process that writes it.
     let joined = order
         .limits
@@ -101,7 +101,7 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     if let Some(processes) = order.limits.processes {
         limit(Resource::Nproc, processes);
     }
-    mounts::enter(order).map_err(|e| LaunchError::io("its mounts", &e))?;
+    mounts::enter(order).map_err(|e| Refused::io("its mounts", &e))?;
     if let Some(user) = order.exec.user {
         let (uid, gid) = user_of(user);
         let groups: Vec<_> = order.exec.group.into_iter().map(Gid::from_raw).collect();
@@ -118,13 +118,13 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     }
     // This comes after the change of the user, so that it fails for a directory that the user may
     // not enter.
-    env::set_current_dir(&order.exec.dir).map_err(|e| LaunchError::io(order.exec.dir.display(), &e))?;
+    env::set_current_dir(&order.exec.dir).map_err(|e| Refused::io(order.exec.dir.display(), &e))?;
     // The check follows the change of directory, because links in the path could lead elsewhere.
     if let Some(within) = &order.exec.within {
-        let dir = env::current_dir().map_err(|e| LaunchError::io(order.exec.dir.display(), &e))?;
+        let dir = env::current_dir().map_err(|e| Refused::io(order.exec.dir.display(), &e))?;
         if !within.iter().any(|allowed| dir.starts_with(allowed)) {
             let why = format!("the directory {dir:?} is not allowed on this node (policy: directories)");
-            return Err(LaunchError::launch(why));
+            return Err(Refused::launch(why));
         }
     }
     // The program is killed when its supervisor ends. The system resets this setting when the user
@@ -169,7 +169,7 @@ fn keep_network_rights() -> rustix::io::Result<()> {
 ///
 /// # Errors
 /// There is no such program, or the interpreter of the script is missing.
-pub fn find_program(name: &OsStr, path: Option<&OsStr>, dir: &Path) -> Result<PathBuf, LaunchError> {
+pub fn find_program(name: &OsStr, path: Option<&OsStr>, dir: &Path) -> Result<PathBuf, Refused> {
     let candidates = if name.as_encoded_bytes().contains(&b'/') {
         vec![dir.join(name)]
     } else {
@@ -183,7 +183,7 @@ pub fn find_program(name: &OsStr, path: Option<&OsStr>, dir: &Path) -> Result<Pa
     // If no file is executable, the first file is taken, so that the error of the system names it.
     let found = files.iter().find(|(_, metadata)| metadata.mode() & 0o111 != 0);
     let found = found.or_else(|| files.first()).map(|(path, _)| (*path).clone());
-    let missing = || LaunchError::launch(format!("there is no program {}", name.display()));
+    let missing = || Refused::launch(format!("there is no program {}", name.display()));
     let found = found.ok_or_else(missing)?;
     check_interpreter(&found)?;
     Ok(found)
@@ -191,7 +191,7 @@ pub fn find_program(name: &OsStr, path: Option<&OsStr>, dir: &Path) -> Result<Pa
 
 /// Checks that the interpreter of a script exists. Otherwise the system reports that the script
 /// itself does not exist.
-fn check_interpreter(script: &Path) -> Result<(), LaunchError> {
+fn check_interpreter(script: &Path) -> Result<(), Refused> {
     let mut start = Vec::new();
     let read = File::open(script).and_then(|file| file.take(256).read_to_end(&mut start));
     // A program that can't be read can be executable.
@@ -203,7 +203,7 @@ fn check_interpreter(script: &Path) -> Result<(), LaunchError> {
     match text.and_then(|text| text.split_whitespace().next()) {
         Some(interpreter) if !Path::new(interpreter).exists() => {
             let script = script.display();
-            Err(LaunchError::launch(format!(
+            Err(Refused::launch(format!(
                 "the interpreter {interpreter} of the script {script} does not exist"
             )))
         }

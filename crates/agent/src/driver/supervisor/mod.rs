@@ -124,7 +124,7 @@ use self::order::{Limits, Order};
 pub(crate) use self::procfs::boot_id;
 use self::state::State;
 use self::watch::{Watch, Watched};
-use super::{Commit, EndSink, Exit, Found, InstanceDir, LaunchError, LaunchFault, RunId, Running, User};
+use super::{Commit, EndSink, Exit, Found, InstanceDir, Reason, Refused, RunId, Running, User};
 use crate::network::Wire;
 use ssntp_transport::descriptors;
 
@@ -315,14 +315,14 @@ impl Supervisors {
         &self,
         program: Program<'_>,
         commit: &mut Commit<'_>,
-        await_ready: impl FnOnce(&Running) -> Result<(), LaunchError>,
-    ) -> Result<RunId, LaunchError> {
+        await_ready: impl FnOnce(&Running) -> Result<(), Refused>,
+    ) -> Result<RunId, Refused> {
         let place = program.place.dir().as_os_str();
         let mut command = match &self.program {
             Some(program) => started_again(program, place),
             None if SUPERVISES.load(Ordering::Acquire) => again(place),
             None => {
-                return Err(LaunchError::launch(
+                return Err(Refused::launch(
                     "this program cannot be a supervisor: see driver::supervise",
                 ));
             }
@@ -335,7 +335,7 @@ impl Supervisors {
         };
         let network = program.network;
         let order = self.order(program)?;
-        let failed = |e: io::Error| LaunchError::io("its supervisor", &e);
+        let failed = |e: io::Error| Refused::io("its supervisor", &e);
         let (mut stream, theirs) = UnixStream::pair().map_err(failed)?;
         // A supervisor that hangs must not block the worker for ever.
         stream.set_read_timeout(Some(FIRST_STEPS)).map_err(failed)?;
@@ -369,7 +369,7 @@ impl Supervisors {
         if let Some(network) = network {
             network.connect(handle.pid)?;
         }
-        commit(&handle).map_err(|e| LaunchError::io("its record cannot be saved", &e))?;
+        commit(&handle).map_err(|e| Refused::io("its record cannot be saved", &e))?;
         // The handle is on disk, so the program may run.
         stream.write_all(b"go\n").map_err(failed)?;
         // A run that has ended already has run before.
@@ -393,7 +393,7 @@ impl Supervisors {
 
     /// Encodes the order for a supervisor. Also makes the control group; if that fails, only resource
     /// limits bound the instance.
-    fn order(&self, program: Program<'_>) -> Result<Vec<u8>, LaunchError> {
+    fn order(&self, program: Program<'_>) -> Result<Vec<u8>, Refused> {
         let (cgroups, instance) = (&self.inner.cgroups, program.place.instance());
         let bytes = u64::try_from(program.mem_mb).unwrap_or(0).saturating_mul(MB);
         let has_own_user = program.exec.own_uid().is_some();
@@ -422,7 +422,7 @@ impl Supervisors {
             Err(e) if *cgroups == Cgroups::None => drop(e),
             Err(e) => warn!("instance {instance}: no control group: {e}"),
         }
-        let too_long = |e: io::Error| LaunchError::new(LaunchFault::Data, e.to_string());
+        let too_long = |e: io::Error| Refused::new(Reason::InvalidData, e.to_string());
         order.encode().map_err(too_long)
     }
 

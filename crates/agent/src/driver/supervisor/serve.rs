@@ -35,7 +35,7 @@ use super::order::Order;
 use super::procfs;
 use super::state::{State, StateFile};
 use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, timespec, user_of};
-use crate::driver::{Exit, LaunchError, LaunchFault};
+use crate::driver::{Exit, Reason, Refused};
 
 /// The maximum number of connections of agents. There is one agent at a time, which has a few connections,
 /// and for a moment those of a former agent whose end was not noticed yet. Beyond this number the oldest
@@ -111,9 +111,9 @@ struct Agent {
 
 impl Supervisor {
     /// Performs the steps that can fail before the program runs.
-    fn prepare(agent: &UnixStream) -> Result<Self, LaunchError> {
-        let system = |what: &'static str| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
-        let order = Order::read(agent).map_err(|e| LaunchError::io("its order", &e))?;
+    fn prepare(agent: &UnixStream) -> Result<Self, Refused> {
+        let system = |what: &'static str| move |e: rustix::io::Errno| Refused::io(what, &e.into());
+        let order = Order::read(agent).map_err(|e| Refused::io("its order", &e))?;
         // In a session of its own, the supervisor does not get signals for the agent's group or
         // terminal.
         setsid().map_err(system("a session"))?;
@@ -121,23 +121,23 @@ impl Supervisor {
         // The agent makes the interface in the namespace before it lets the program run.
         if order.has_network {
             unshare(CloneFlags::CLONE_NEWNET)
-                .map_err(|e| LaunchError::new(LaunchFault::Network, format!("a network namespace: {e}")))?;
+                .map_err(|e| Refused::new(Reason::NetworkFailure, format!("a network namespace: {e}")))?;
         }
         set_no_new_privs(true).map_err(system("no_new_privs"))?;
         let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
         // The name only shows in lists of processes.
         let _ = set_name(NAME);
-        let (signals, asked_to_end) = signals().map_err(|e| LaunchError::io("signals", &e))?;
+        let (signals, asked_to_end) = signals().map_err(|e| Refused::io("signals", &e))?;
         let (place, run) =
-            run_directory(order.place.as_ref()).map_err(|e| LaunchError::io("its run directory", &e))?;
+            run_directory(order.place.as_ref()).map_err(|e| Refused::io("its run directory", &e))?;
         let logs = LOGS.map(|name| {
             let log = Log::open(Arc::clone(&place), name, order.log_bytes);
-            log.map_err(|e| LaunchError::io(Path::new(&order.place).join(name).display(), &e))
+            log.map_err(|e| Refused::io(Path::new(&order.place).join(name).display(), &e))
         });
         let logs = logs.into_iter().collect::<Result<_, _>>()?;
         let file = StateFile::create(&run, &State::Held, order.exec.own_uid())
-            .map_err(|e| LaunchError::io("its state", &e))?;
-        let listener = listen(&run).map_err(|e| LaunchError::io("its socket", &e))?;
+            .map_err(|e| Refused::io("its state", &e))?;
+        let listener = listen(&run).map_err(|e| Refused::io("its socket", &e))?;
         Ok(Self {
             killed_for_memory: kills(&order),
             order,
@@ -181,15 +181,15 @@ impl Supervisor {
     }
 
     /// Starts the process that becomes the program.
-    fn start(&mut self) -> Result<(), LaunchError> {
-        let failed = |e: io::Error| LaunchError::io("the program's process", &e);
+    fn start(&mut self) -> Result<(), Refused> {
+        let failed = |e: io::Error| Refused::io("the program's process", &e);
         self.state = State::Running {
             started: Some(SystemTime::now()),
         };
         // The state is written first, because from here on the program may run.
         self.file
             .write(&self.state)
-            .map_err(|e| LaunchError::io("its state", &e))?;
+            .map_err(|e| Refused::io("its state", &e))?;
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut ends = Vec::new();
         // Pipes instead of files, because only the supervisor can bound their length.
@@ -332,7 +332,7 @@ impl Supervisor {
     fn failure(&self) -> State {
         let state = std::str::from_utf8(&self.complaint).ok().and_then(State::parse);
         let why = "the process that should become the program ended without a reason";
-        state.unwrap_or_else(|| State::Failed(LaunchError::launch(why)))
+        state.unwrap_or_else(|| State::Failed(Refused::launch(why)))
     }
 
     fn exit(&self, status: WaitStatus, ended: SystemTime) -> Exit {

@@ -4,7 +4,7 @@
 //! {"state":"held"}
 //! {"state":"running","started":{"secs_since_epoch":1769000000,"nanos_since_epoch":123000000}}
 //! {"state":"ended","code":137,"signal":9,"out_of_memory":true,"started":…,"ended":…}
-//! {"state":"failed","fault":"launch","why":"/opt/tool: Permission denied (os error 13)"}
+//! {"state":"failed","reason":"launch_failure","why":"/opt/tool: Permission denied (os error 13)"}
 //! ```
 //!
 //! Agent and supervisor may have different versions. So a reader ignores unknown keys, and a file
@@ -23,7 +23,7 @@ use std::time::SystemTime;
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use serde::{Deserialize, Serialize};
 
-use super::super::{Exit, LaunchError};
+use super::super::{Exit, Refused};
 
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;
@@ -43,7 +43,7 @@ pub(super) enum State {
     /// All processes of the run have ended.
     Ended(Exit),
     /// The program could not be executed.
-    Failed(LaunchError),
+    Failed(Refused),
 }
 
 impl State {
@@ -140,7 +140,7 @@ impl StateFile {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
-    use super::super::super::LaunchFault;
+    use super::super::super::Reason;
     use super::*;
 
     #[test]
@@ -158,14 +158,14 @@ mod tests {
             State::Running { started: at(5) },
             State::Ended(killed),
             State::Ended(Exit::default()),
-            State::Failed(LaunchError::new(LaunchFault::Full, "a b=c why=d")),
+            State::Failed(Refused::new(Reason::FullCn, "a b=c why=d")),
         ] {
             let line = state.line();
             assert!(line.len() < LINE && line.ends_with('\n'), "{line}");
             assert_eq!(State::parse(&line), Some(state));
         }
         for text in ["ä", "\"", "a\n"] {
-            let line = State::Failed(LaunchError::launch(text.repeat(LINE))).line();
+            let line = State::Failed(Refused::launch(text.repeat(LINE))).line();
             assert!(line.len() < LINE && line.lines().count() == 1, "{line}");
             assert!(matches!(State::parse(&line), Some(State::Failed(_))));
         }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use ssntp::payload::*;
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
-    Running, Usage, Volume, VolumeError,
+    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Usage, Volume,
 };
 use ssntp_payload::*;
 use uuid::Uuid;
@@ -56,10 +56,10 @@ impl Driver for SlowDisk {
     fn name(&self) -> &'static str {
         "slow-disk"
     }
-    fn check(&self, _: &Start) -> Result<(), LaunchError> {
+    fn check(&self, _: &Start) -> Result<(), Refused> {
         Ok(())
     }
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
         match launch.payload.start.dir.as_str() {
             "/slow" => self.gate.pass(),
             "/sticky" => self.sticky.lock().unwrap().push(launch.place.instance()),
@@ -101,10 +101,10 @@ impl Driver for SlowDisk {
             self.gate.pass();
         }
     }
-    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
-    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
         Ok(())
     }
 }

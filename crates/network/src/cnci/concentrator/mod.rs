@@ -134,7 +134,7 @@ impl Concentrator {
         answer.unwrap_or_else(|refused| {
             self.complain("refused", format_args!("{kind} refused: {refused}"));
             let failure = refusal::failure_of(frame, &refused);
-            Some(failure.unwrap_or_else(|| refusal::invalid_frame(kind, refused.word)))
+            Some(failure.unwrap_or_else(|| refusal::invalid_frame(kind, &refused.reason)))
         })
     }
 

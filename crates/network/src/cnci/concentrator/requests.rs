@@ -7,7 +7,7 @@ use super::super::tables::{PublicIp, Tables};
 use super::{Answer, Concentrator};
 use ssntp::payload::Id;
 use ssntp::proto::Frame;
-use ssntp_cluster::refusal::Refused;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_cluster::subnet::is_mac;
 use ssntp_payload::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 
@@ -38,7 +38,7 @@ impl Concentrator {
         // If the address is assigned already, the controller has lost the answer and gets it again.
         if self.tables.public_ip(address) != Some(&ip) {
             self.assign_new(address, ip)
-                .map_err(|why| Refused::new("assign_failure", format!("{public_ip}: {why}")))?;
+                .map_err(|why| Refused::new(Reason::AssignFailure, format!("{public_ip}: {why}")))?;
         }
         let what = format_args!("{public_ip} is assigned to instance {instance_uuid}");
         self.note("assigned", what);
@@ -83,12 +83,12 @@ impl Concentrator {
         )?;
         let refuse = |why: String| {
             let why = format!("{}: {why}", command.public_ip);
-            Refused::new("release_failure", why)
+            Refused::new(Reason::ReleaseFailure, why)
         };
         let mut addresses = self.tables.public_ips.iter();
         if !addresses.any(|ip| ip.instance_uuid == *instance) {
             return Err(Refused::new(
-                "no_instance",
+                Reason::NoInstance,
                 format!("{instance} has no address here"),
             ));
         }
@@ -125,7 +125,7 @@ impl Concentrator {
     fn check(&self, concentrator: &Id, tenant: &Id, instance: &Id, address: &str) -> Result<IpAddr, Refused> {
         if *concentrator != self.uuid {
             return Err(Refused::new(
-                "no_instance",
+                Reason::NoInstance,
                 format!("it is for the concentrator {concentrator}"),
             ));
         }

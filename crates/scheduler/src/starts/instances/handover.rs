@@ -13,7 +13,7 @@ use crate::starts::ledger::Ledger;
 
 /// The changes for the next scheduler.
 #[derive(Debug, Default)]
-pub(super) struct Handover {
+pub(in crate::starts) struct Handover {
     /// The file in which the next scheduler finds the node of each instance; `None` without a
     /// state directory.
     ledger: Option<Ledger>,
@@ -26,12 +26,12 @@ pub(super) struct Handover {
 
 impl Handover {
     /// From now on, changes are written to the ledger's file.
-    pub(super) fn keep_in(&mut self, ledger: Ledger) {
+    pub(in crate::starts) fn keep_in(&mut self, ledger: Ledger) {
         self.ledger = Some(ledger);
     }
 
     /// From now on, changes are recorded for the other schedulers.
-    pub(super) fn record_intents(&mut self) {
+    pub(in crate::starts) fn record_intents(&mut self) {
         self.intents = Some(Vec::new());
     }
 
@@ -47,6 +47,11 @@ impl Handover {
         self.record(instance, node, StartState::Answered);
     }
 
+    /// Records once more that an instance is gone.
+    pub(in crate::starts) fn record_gone(&mut self, instance: Uuid) {
+        self.record(instance, None, StartState::Answered);
+    }
+
     pub(super) fn record(&mut self, instance: Uuid, node: Option<Uuid>, state: StartState) {
         match &mut self.intents {
             None => {}
@@ -60,7 +65,7 @@ impl Handover {
     }
 
     /// The intents that have changed since the last call, without the instances that are gone.
-    pub(super) fn take_intents(&mut self) -> Vec<Intent> {
+    pub(in crate::starts) fn take_intents(&mut self) -> Vec<Intent> {
         self.intents.as_mut().map(std::mem::take).unwrap_or_default()
     }
 

@@ -196,19 +196,9 @@ impl Instances {
         away.into_iter().for_each(|node| self.node_left(node, now));
     }
 
-    /// From now on, changes are written to the ledger's file.
-    pub(super) fn keep_in(&mut self, ledger: Ledger) {
-        self.handover.keep_in(ledger);
-    }
-
-    /// From now on, changes are recorded for the other schedulers.
-    pub(super) fn record_intents(&mut self) {
-        self.handover.record_intents();
-    }
-
-    /// The intents that have changed since the last call, without the instances that are gone.
-    pub(super) fn take_intents(&mut self) -> Vec<Intent> {
-        self.handover.take_intents()
+    /// What the next scheduler gets.
+    pub(super) fn handover(&mut self) -> &mut Handover {
+        &mut self.handover
     }
 
     /// The intents for the instances that are gone since the last call and have no node again.
@@ -237,11 +227,6 @@ impl Instances {
             })
         });
         known.take(MAX_INTENTS).collect()
-    }
-
-    /// Records once more that an instance is gone.
-    pub(super) fn record_gone(&mut self, instance: Uuid) {
-        self.handover.record(instance, None, StartState::Answered);
     }
 
     fn state(&self, instance: Uuid) -> Option<State> {
