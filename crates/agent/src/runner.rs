@@ -176,13 +176,13 @@ pub enum AgentError {
 /// of instances that keep running. The next agent with the same state directory finds them.
 #[derive(Debug)]
 pub struct Agent {
-    inner: ClientLoop<Order>,
+    inner: ClientLoop<OwnerRequest>,
     evacuated: Receiver<NextState>,
 }
 
 /// A request of the agent's owner.
 #[derive(Debug)]
-enum Order {
+enum OwnerRequest {
     ToggleOffline,
     Figures(Sender<AgentFigures>),
 }
@@ -274,13 +274,13 @@ impl Agent {
     /// requests wait already, or the agent has ended: then nothing changes.
     #[must_use]
     pub fn toggle_offline(&self) -> bool {
-        self.inner.request(Order::ToggleOffline)
+        self.inner.request(OwnerRequest::ToggleOffline)
     }
 
     /// The agent's figures at one moment; `None` if the agent has ended, 16 requests wait already, or it
     /// does not answer in 5 s.
     pub fn figures(&self) -> Option<AgentFigures> {
-        self.inner.ask(Order::Figures)
+        self.inner.ask(OwnerRequest::Figures)
     }
 
     /// Receives the reason when the client, and the agent with it, has ended for good. The
@@ -348,10 +348,10 @@ impl Drop for EndNotice {
 }
 
 impl Service for Runner {
-    type Request = Order;
+    type Request = OwnerRequest;
     type Outcome = Input;
 
-    fn handle(&mut self, uplink: &mut Uplink, event: Event<Order, Input>) {
+    fn handle(&mut self, uplink: &mut Uplink, event: Event<OwnerRequest, Input>) {
         let input = match event {
             Event::Begun => return self.act(uplink),
             Event::Connected => Input::Connected {
@@ -359,8 +359,8 @@ impl Service for Runner {
             },
             Event::Disconnected => Input::Disconnected,
             Event::Frame(frame) => Input::Frame(frame),
-            Event::Request(Order::ToggleOffline) => Input::ToggleOffline,
-            Event::Request(Order::Figures(reply)) => {
+            Event::Request(OwnerRequest::ToggleOffline) => Input::ToggleOffline,
+            Event::Request(OwnerRequest::Figures(reply)) => {
                 let client = uplink.client.handle().figures();
                 let figures = self.control.figures(client, self.workers.figures(), self.reports);
                 // The owner no longer waits if this took too long.

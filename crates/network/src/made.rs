@@ -14,14 +14,14 @@ use ssntp_agent::network::{Interface, TenantNet, TenantPort};
 pub(super) struct Made {
     /// The subnets with instances, by the key of their tunnel.
     pub(super) nets: BTreeMap<u32, Net>,
-    pub(super) concentrators: BTreeMap<Uuid, Concentrator>,
+    pub(super) concentrators: BTreeMap<Uuid, LocalConcentrator>,
     /// The number of rules of the filter; 0 before the filter exists.
     pub(super) rules: usize,
 }
 
 /// A concentrator on this node.
 #[derive(Debug)]
-pub(super) struct Concentrator {
+pub(super) struct LocalConcentrator {
     pub(super) interface: Interface,
     /// Its namespace. A macvlan interface would occupy its address for seconds after the end of the last
     /// process, so the agent keeps the namespace open and deletes the interface itself.

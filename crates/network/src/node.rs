@@ -21,7 +21,7 @@ use super::filter::{Filter, table, tunnel};
 use super::links::{
     GROUP, Link, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
 };
-use super::made::{Concentrator, End, Made, Namespace, Net, Part, Port};
+use super::made::{End, LocalConcentrator, Made, Namespace, Net, Part, Port};
 use super::tools;
 
 /// The setting by which packets that cross a bridge pass the IP filters of this namespace as well.
@@ -176,7 +176,7 @@ impl Networks {
         interface: &Interface,
         to: &Namespace,
     ) -> Result<(), String> {
-        let concentrator = Concentrator {
+        let concentrator = LocalConcentrator {
             interface: interface.clone(),
             namespace: to.open()?,
         };
@@ -188,7 +188,7 @@ impl Networks {
     }
 
     /// Makes the interface of a concentrator.
-    fn join(&self, instance: Uuid, to: &Concentrator) -> Result<(), String> {
+    fn join(&self, instance: Uuid, to: &LocalConcentrator) -> Result<(), String> {
         let (name, mac, device) = (
             concentrator_name(instance),
             &to.interface.mac,
@@ -208,7 +208,7 @@ impl Networks {
         self.configure_concentrator(to)
     }
 
-    fn configure_concentrator(&self, to: &Concentrator) -> Result<(), String> {
+    fn configure_concentrator(&self, to: &LocalConcentrator) -> Result<(), String> {
         let prefix = to.interface.subnet.prefix_len();
         set_address(&to.interface, prefix, self.underlay.gateway, &to.namespace)
     }
@@ -486,7 +486,7 @@ fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: 
     };
     match (to, end) {
         (Attachment::Underlay(interface), End::Process(namespace)) => {
-            let concentrator = Concentrator {
+            let concentrator = LocalConcentrator {
                 interface: interface.clone(),
                 namespace: namespace.open()?,
             };

@@ -36,7 +36,7 @@ pub(super) enum Piece {
 /// The position of a stream in the logs of an instance.
 #[derive(Debug)]
 pub(super) struct Reader {
-    logs: Vec<Log>,
+    logs: Vec<OutputLog>,
     /// `None` until the directory exists: the directory of an instance is made during the launch.
     dir: Option<OwnedFd>,
 }
@@ -47,7 +47,7 @@ impl Reader {
         let wanted = all.into_iter().filter(|(output, _)| outputs.contains(*output));
         Self {
             logs: wanted
-                .map(|(output, name)| Log {
+                .map(|(output, name)| OutputLog {
                     output,
                     name,
                     parts: VecDeque::new(),
@@ -87,7 +87,7 @@ impl Reader {
 
 /// The position of a stream in one output of an instance.
 #[derive(Debug)]
-struct Log {
+struct OutputLog {
     output: Outputs,
     name: &'static str,
     /// The files that were not read to their end yet, the oldest first. The last one may grow. Empty as
@@ -105,7 +105,7 @@ struct Part {
     missing: bool,
 }
 
-impl Log {
+impl OutputLog {
     fn read(&mut self, dir: &OwnedFd, wanted: &Wanted, room: usize) -> io::Result<Piece> {
         let open = &wanted.open;
         let at_end = if wanted.over { Piece::End } else { Piece::NotYet };

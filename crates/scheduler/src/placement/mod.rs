@@ -93,15 +93,15 @@ impl Allocation {
 #[derive(Debug, Default)]
 pub struct Placement {
     policy: Policy,
-    nodes: BTreeMap<Uuid, Node>,
+    nodes: BTreeMap<Uuid, Candidate>,
     /// The compute node and the network node that were used last.
     last: [Uuid; 2],
     reports: u64,
 }
 
-/// The state of a node.
+/// Whether a node takes STARTs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum Availability {
     /// It accepts a START now.
     Ready,
     /// It sends READY when it can accept the next START.
@@ -111,10 +111,10 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Node {
+struct Candidate {
     roles: Role,
     hostname: String,
-    state: State,
+    state: Availability,
     /// The reasons why it receives no START, whatever its state is.
     suspended: BTreeSet<Suspension>,
     /// The room of its last READY, minus the allocations since if the policy is opportunistic.
@@ -135,11 +135,11 @@ impl Placement {
     /// Adds a node that has connected with the roles AGENT, NETAGENT or both. It waits for its
     /// READY.
     pub fn connect(&mut self, uuid: Uuid, roles: Role) {
-        let node = Node {
+        let node = Candidate {
             roles,
             hostname: String::new(),
             // Its room is unknown, so a START that fits no other node waits for its READY.
-            state: State::Waiting,
+            state: Availability::Waiting,
             suspended: BTreeSet::new(),
             room: Room::UNKNOWN,
             report: 0,
@@ -160,8 +160,8 @@ impl Placement {
         let open = self
             .nodes
             .get_mut(&uuid)
-            .filter(|node| node.state() != State::Closed);
-        open.map(|node| node.state = State::Waiting).is_some()
+            .filter(|node| node.state() != Availability::Closed);
+        open.map(|node| node.state = Availability::Waiting).is_some()
     }
 
     /// Handles READY of a node.
@@ -169,7 +169,7 @@ impl Placement {
         // By this number `take_back` recognises an allocation from before this READY.
         self.reports += 1;
         if let Some(node) = self.nodes.get_mut(&uuid) {
-            node.state = State::Ready;
+            node.state = Availability::Ready;
             node.room = Room::of(ready);
             node.report = self.reports;
         }
@@ -179,7 +179,7 @@ impl Placement {
     /// Handles FULL, OFFLINE or MAINTENANCE of a node: it receives no START until its next READY.
     pub fn close(&mut self, uuid: Uuid) {
         if let Some(node) = self.nodes.get_mut(&uuid) {
-            node.state = State::Closed;
+            node.state = Availability::Closed;
         }
     }
 
@@ -221,13 +221,13 @@ impl Placement {
         let mut verdict = Verdict::NoNode;
         for (uuid, node) in of_type {
             match (node.state(), &verdict) {
-                (State::Ready, _) if node.suits(*uuid, needs) => {
+                (Availability::Ready, _) if node.suits(*uuid, needs) => {
                     let uuid = *uuid;
                     return self
                         .place_on(uuid, needs)
                         .map_or(Verdict::NoRoom, Verdict::Placed);
                 }
-                (State::Waiting, Verdict::NoNode | Verdict::NoRoom) if node.suits(*uuid, needs) => {
+                (Availability::Waiting, Verdict::NoNode | Verdict::NoRoom) if node.suits(*uuid, needs) => {
                     verdict = Verdict::Wait(*uuid);
                 }
                 (_, Verdict::NoNode) => verdict = Verdict::NoRoom,
@@ -251,7 +251,7 @@ impl Placement {
     /// Makes an allocation on this node, if it accepts a START now and this one fits.
     pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Allocation> {
         let node = self.nodes.get_mut(&uuid)?;
-        if node.state() != State::Ready || !node.suits(uuid, needs) {
+        if node.state() != Availability::Ready || !node.suits(uuid, needs) {
             return None;
         }
         // The next search begins after this node, so that STARTs are distributed over all nodes.
@@ -261,7 +261,7 @@ impl Placement {
             ..Allocation::earlier(uuid)
         };
         match self.policy {
-            Policy::Strict => node.state = State::Waiting,
+            Policy::Strict => node.state = Availability::Waiting,
             Policy::Opportunistic => {
                 allocation.taken = Room([needs.mem_mb, needs.disk_mb, 0]);
                 node.room = node.room.minus(allocation.taken);
@@ -275,11 +275,12 @@ impl Placement {
     pub fn take_back(&mut self, allocation: &Allocation) -> bool {
         let node = self.nodes.get_mut(&allocation.node);
         // A later READY already includes the release, and a closed node remains closed.
-        let is_present = |node: &&mut Node| node.report == allocation.report && node.state != State::Closed;
+        let is_present =
+            |node: &&mut Candidate| node.report == allocation.report && node.state != Availability::Closed;
         let Some(node) = node.filter(is_present) else {
             return false;
         };
-        node.state = State::Ready;
+        node.state = Availability::Ready;
         // With the strict policy the allocation is 0, and only the state is restored: the START
         // had made the node wait for its next READY.
         node.room = node.room.plus(allocation.taken);
@@ -290,22 +291,22 @@ impl Placement {
     pub fn is_ready(&self, uuid: Uuid) -> bool {
         self.nodes
             .get(&uuid)
-            .is_some_and(|node| node.state() == State::Ready)
+            .is_some_and(|node| node.state() == Availability::Ready)
     }
 
     /// True if this node waits for its READY and a START fits it.
     pub fn would_fit(&self, uuid: Uuid, needs: &Needs) -> bool {
         let node = self.nodes.get(&uuid);
-        node.is_some_and(|node| node.state() == State::Waiting && node.suits(uuid, needs))
+        node.is_some_and(|node| node.state() == Availability::Waiting && node.suits(uuid, needs))
     }
 }
 
-impl Node {
-    fn state(&self) -> State {
+impl Candidate {
+    fn state(&self) -> Availability {
         if self.suspended.is_empty() {
             self.state
         } else {
-            State::Closed
+            Availability::Closed
         }
     }
 

@@ -89,7 +89,7 @@ struct Supervisor {
     asked_to_end: Arc<AtomicBool>,
     logs: Vec<Log>,
     outputs: Vec<Output>,
-    agents: Vec<Agent>,
+    agents: Vec<AgentLink>,
     /// The run's first process, until it was waited for. Until then no other process or group can
     /// have its number.
     leader: Option<Pid>,
@@ -103,7 +103,7 @@ struct Supervisor {
 
 /// A connection of an agent.
 #[derive(Debug)]
-struct Agent {
+struct AgentLink {
     stream: UnixStream,
     /// The beginning of a line whose end was not received yet.
     read: Vec<u8>,
@@ -167,7 +167,7 @@ impl Supervisor {
         });
         // If the agent ends, the connection is closed and the line is empty.
         if received.is_ok() && line == "go\n" && agent.set_nonblocking(true).is_ok() {
-            self.agents.push(Agent {
+            self.agents.push(AgentLink {
                 stream: agent,
                 read: Vec::new(),
             });
@@ -394,7 +394,7 @@ impl Supervisor {
     fn listen_to_agents(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             if stream.set_nonblocking(true).is_ok() {
-                self.agents.push(Agent {
+                self.agents.push(AgentLink {
                     stream,
                     read: Vec::new(),
                 });
@@ -412,7 +412,7 @@ impl Supervisor {
 
     /// Carries out the lines of an agent, and answers each line with the state. Returns true if the
     /// agent is still connected.
-    fn listen_to(&self, agent: &mut Agent) -> bool {
+    fn listen_to(&self, agent: &mut AgentLink) -> bool {
         let mut piece = [0; MAX_COMMAND];
         match agent.stream.read(&mut piece) {
             Ok(0) => return false,
@@ -435,7 +435,7 @@ impl Supervisor {
     }
 }
 
-impl Agent {
+impl AgentLink {
     /// Sends a line. Returns false if the connection is closed, or if its buffer is full because the
     /// agent has stopped reading.
     fn send(&mut self, line: &str) -> bool {
