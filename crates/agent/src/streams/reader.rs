@@ -121,7 +121,7 @@ impl OutputLog {
         if room == 0 {
             return Ok(Piece::NoCredit);
         }
-        while let Some(part) = self.parts.front_mut() {
+        while let (is_last, Some(part)) = (self.parts.len() == 1, self.parts.front_mut()) {
             let bytes = part.read(room, open.follow)?;
             if !bytes.is_empty() {
                 return Ok(Piece::Data(StreamData {
@@ -133,7 +133,7 @@ impl OutputLog {
             }
             // A part that was read to its end is followed by the next part. The last part is kept open,
             // because it may grow.
-            if self.parts.len() > 1 {
+            if !is_last {
                 self.parts.pop_front();
                 continue;
             }

@@ -41,7 +41,6 @@ use uuid::Uuid;
 
 use self::handover::Handover;
 pub(crate) use self::pending::{PendingStart, StartLimits};
-use super::ledger::Ledger;
 use super::unplaced::UnplacedStart;
 use crate::figures::tally;
 use crate::messages::{Intent, MAX_INTENTS, StartState};
