@@ -4,8 +4,8 @@
 //! ```text
 //!  Machine ── request ── delay, or lost ──▶ MemoryEngine      faults: a process is paused,
 //!     ▲                                        │              crashes, starts again; the
-//!     └───── answer ──── delay, or lost ◀──────┘              engine is away, forgets its
-//!  Machine leads ── frame with token ── delay ──▶ receivers   last second, or all
+//!     └───── answer ──── delay, or lost ◀──────┘              engine is away, revokes a right,
+//!  Machine leads ── frame with token ── delay ──▶ receivers   restores a snapshot, or loses all
 //! ```
 //!
 //! | invariant | meaning |
@@ -47,13 +47,26 @@ enum Event {
     Arrive(u64, Request, Instant),
     Answer(u64, Request, Instant, Result<Answer, EngineError>),
     Act,
-    Frame { token: u64 },
+    Frame {
+        token: u64,
+    },
     Pause(u64),
     Crash(u64),
     Away(u64),
     Back,
-    Forget,
+    /// The right to read, or to write, is revoked.
+    Revoke(bool, u64),
+    /// A snapshot of this age in seconds is restored.
+    Forget(u64),
     Lose,
+}
+
+fn reads(request: &Request) -> bool {
+    *request == Request::Read
+}
+
+fn writes(request: &Request) -> bool {
+    matches!(request, Request::Put { .. } | Request::Grant(_))
 }
 
 struct Process {
@@ -140,13 +153,14 @@ impl World {
                 world.random.below(FAULTS) as u64,
                 world.random.between(100, 15_000) as u64,
             );
-            let fault = match world.random.below(8) {
+            let fault = match world.random.below(10) {
                 0..=2 => Event::Pause(length),
                 3 | 4 => Event::Crash(length),
                 5 | 6 => Event::Away(length),
+                7 | 8 => Event::Revoke(world.random.chance(50), length),
                 _ => {
                     if world.random.chance(50) {
-                        Event::Forget
+                        Event::Forget(world.random.pick(&[1, 4, 10]))
                     } else {
                         Event::Lose
                     }
@@ -261,8 +275,12 @@ impl World {
                 self.put(self.now + length, at, u64::MAX, Event::Back);
             }
             Event::Back => self.engine.fail(None),
-            Event::Forget => {
-                self.engine.forget(self.clock());
+            Event::Revoke(reading, length) => {
+                self.engine.revoke(if reading { reads } else { writes });
+                self.put(self.now + length, at, u64::MAX, Event::Back);
+            }
+            Event::Forget(age) => {
+                self.engine.forget(self.clock(), Duration::from_secs(age));
                 self.blurred = self.now + BLURRED;
             }
             Event::Lose => {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use ssntp_engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
 
-/// The span of time that [`MemoryEngine::forget`] can undo.
-const PAST: Duration = Duration::from_secs(1);
+/// The longest span of time that [`MemoryEngine::forget`] can undo.
+const PAST: Duration = Duration::from_secs(10);
 
 /// An engine in memory. A clone is another client of the same engine.
 ///
@@ -21,10 +21,10 @@ pub struct MemoryEngine {
 #[derive(Debug, Default)]
 struct Shared {
     store: Store,
-    /// The store as it was before each change of the last second.
+    /// The store as it was before each change of [`PAST`].
     past: VecDeque<(Instant, Store)>,
-    fault: Option<EngineError>,
-    asked: u64,
+    /// The requests that fail, and their error.
+    fault: Option<(fn(&Request) -> bool, EngineError)>,
     leases: i64,
 }
 
@@ -35,6 +35,10 @@ struct Store {
     leases: BTreeMap<Lease, (Duration, Instant)>,
 }
 
+fn is_any(_: &Request) -> bool {
+    true
+}
+
 impl MemoryEngine {
     /// An empty engine.
     pub fn new() -> Self {
@@ -43,13 +47,21 @@ impl MemoryEngine {
 
     /// Makes every request fail with this error; `None` ends that. Leases end in the meantime.
     pub fn fail(&self, fault: Option<EngineError>) {
-        self.lock().fault = fault;
+        self.lock().fault = fault.map(|fault| (is_any as _, fault));
     }
 
-    /// Undoes the changes of the last second, as if the disk of the engine had lost them.
-    pub fn forget(&self, now: Instant) {
+    /// Makes these requests fail, as if the user had lost the right to them or its token; [`fail`](Self::fail)
+    /// ends that.
+    pub fn revoke(&self, these: fn(&Request) -> bool) {
+        let why = EngineError::Credentials("revoked".to_owned());
+        self.lock().fault = Some((these, why));
+    }
+
+    /// Undoes the changes of this time, at most [`PAST`], as if the disk of the engine had lost them, or a
+    /// snapshot was restored.
+    pub fn forget(&self, now: Instant, time: Duration) {
         let mut shared = self.lock();
-        shared.past.retain(|(at, _)| *at + PAST >= now);
+        shared.past.retain(|(at, _)| *at + time >= now);
         if let Some((_, before)) = shared.past.pop_front() {
             shared.store = before;
             shared.past.clear();
@@ -63,11 +75,6 @@ impl MemoryEngine {
         shared.past.clear();
     }
 
-    /// The number of requests so far.
-    pub fn asked(&self) -> u64 {
-        self.lock().asked
-    }
-
     /// Answers a request at this time, which must not be before that of the last request.
     ///
     /// # Errors
@@ -75,9 +82,8 @@ impl MemoryEngine {
     pub fn ask_at(&self, now: Instant, request: &Request) -> Result<Answer, EngineError> {
         let mut shared = self.lock();
         let shared = &mut *shared;
-        shared.asked += 1;
-        if let Some(fault) = &shared.fault {
-            return Err(fault.clone());
+        if let Some((_, why)) = shared.fault.as_ref().filter(|(these, _)| these(request)) {
+            return Err(why.clone());
         }
         shared.store.expire(now);
         if !matches!(request, Request::Read) {

@@ -40,12 +40,23 @@ pub(super) enum Event {
     Jump(usize, i64),
     Away(Duration),
     Back,
-    Forget,
+    /// The user of the servers has lost the right to read the engine, or to write to it.
+    Revoke(bool, Duration),
+    /// A snapshot of this age is restored.
+    Forget(Duration),
     Lose,
     Quiet,
     Probe,
     Check,
     End,
+}
+
+fn reads(request: &Request) -> bool {
+    *request == Request::Read
+}
+
+fn writes(request: &Request) -> bool {
+    matches!(request, Request::Put { .. } | Request::Grant(_))
 }
 
 impl World {
@@ -61,7 +72,7 @@ impl World {
             );
             let other = (one + step) % self.starts.len();
             let client = self.random.below(self.clients.len());
-            let fault = match self.random.below(if self.has_engine { 18 } else { 14 }) {
+            let fault = match self.random.below(if self.has_engine { 20 } else { 14 }) {
                 0 | 1 => Event::Pause(one, length),
                 2 | 3 => Event::Crash(one, length),
                 4 | 5 => Event::Cut(one, other),
@@ -71,7 +82,8 @@ impl World {
                 12 => Event::Drain(one),
                 13 => Event::Jump(one, self.random.between(0, 20_000) as i64 - 10_000),
                 14 | 15 => Event::Away(length),
-                16 => Event::Forget,
+                16 | 17 => Event::Revoke(self.random.chance(50), length),
+                18 => Event::Forget(Duration::from_secs(self.random.pick(&[1, 4, 10]))),
                 _ => Event::Lose,
             };
             self.plan(start, fault);
@@ -218,8 +230,12 @@ impl World {
                 self.after(length, Event::Back);
             }
             Event::Back => self.engine.fail(None),
-            Event::Forget => {
-                self.engine.forget(self.now);
+            Event::Revoke(reading, length) => {
+                self.engine.revoke(if reading { reads } else { writes });
+                self.after(length, Event::Back);
+            }
+            Event::Forget(age) => {
+                self.engine.forget(self.now, age);
                 self.blurred = self.now + BLURRED;
             }
             Event::Lose => {

@@ -14,12 +14,12 @@
 //! The seed draws the faults: a link is cut, or stalls without notice; two servers cannot
 //! reach each other; a server is paused, or crashes and starts again, or asks its clients to
 //! leave; a client is renewed, or its host crashes and restarts while the old session still
-//! exists; the time of day jumps; the engine is away, or has forgotten its last second. Once all
-//! faults are over and all time limits have passed, the world is *quiet*.
+//! exists; the time of day jumps; the engine is away, or goes back to a snapshot, or refuses
+//! to be read or written. Once all faults are over and all time limits have passed, the world is *quiet*.
 //!
 //! | invariant | meaning |
 //! |---|---|
-//! | one leader | one process acts under a token, and two never act at once, unless the engine has forgotten its last second |
+//! | one leader | one process acts under a token, and two never act at once, unless the engine has gone back |
 //! | tokens | the tokens in the frames that an application or client takes never decrease |
 //! | order, twice | for each origin and receiver, frames arrive once, in the order sent |
 //! | told once | the application has one callback for the begin and one for the end of each remote session, in order |
