@@ -25,7 +25,7 @@ use ssntp_transport::excerpt;
 use uuid::Uuid;
 
 use super::capacity::Promised;
-use super::events::{Job, LaunchJob, Origin, Settings, VolumeOp};
+use super::events::{Action, Job, LaunchJob, Origin, Settings, StreamOrder, VolumeOp};
 use super::instance::{Cause, Ending, Instance, Life, Next};
 use super::outbox::{Outbox, subject};
 use super::unsaved::Unsaved;
@@ -342,6 +342,7 @@ impl Instances {
         let Life::Launching(cause) = instance.life else {
             return;
         };
+        out.act(Action::Stream(StreamOrder::Ended(id)));
         let subject = CommandSubject {
             command_id: std::mem::take(&mut instance.command_id),
             ..subject(id)
@@ -410,6 +411,7 @@ impl Instances {
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", out.node());
+        out.act(Action::Stream(StreamOrder::Ended(id)));
         let after = instance.record.after;
         instance.record = instance.record.stopped(exit);
         // The job is given before one that launches the instance again, which makes a new interface.

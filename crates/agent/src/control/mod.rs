@@ -20,7 +20,6 @@
 //! | `capacity` | the room of the node |
 //! | `reports` | the times of STATS and of measurements |
 //! | `tenants` | the tenants that concentrators know to be here |
-//! | `followed` | the instances that streams follow |
 //! | `outbox` | the outputs, and the frames that wait for a session |
 //! | `unsaved` | the instances whose records could not be saved |
 //! | `adopt` | nothing: finds the instances that a former agent left |
@@ -66,7 +65,6 @@ mod admission;
 mod adopt;
 mod capacity;
 mod events;
-mod followed;
 mod instance;
 mod instances;
 mod outbox;
@@ -90,7 +88,9 @@ use log::{debug, info};
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{Id, TraceReport};
-use ssntp::proto::{Command, Frame, FrameType, OpenStream, Status, StreamCredit, stream_of};
+use ssntp::proto::{
+    Command, Frame, FrameType, OpenStream, Status, StreamCredit, StreamEndReason, StreamEnded, stream_of,
+};
 use ssntp_cluster::Needs;
 use ssntp_cluster::machine::{self, Facts};
 use ssntp_cluster::refusal::{Reason, Refused};
@@ -104,7 +104,6 @@ use uuid::Uuid;
 use self::admission::{check_networking, choose, unsupported};
 use self::capacity::Capacity;
 pub(crate) use self::events::{Action, Done, Input, Job, LaunchJob, Origin, Settings, StreamOrder, VolumeOp};
-use self::followed::Followed;
 use self::instance::{Cause, Instance, Life};
 use self::instances::Instances;
 use self::outbox::Outbox;
@@ -132,7 +131,6 @@ pub(crate) struct Control {
     capacity: Capacity,
     reports: Reports,
     tenants: Tenants,
-    followed: Followed,
     outbox: Outbox,
     /// The tunnels at the last measurement.
     tunnels: Vec<TunnelStats>,
@@ -152,7 +150,6 @@ impl Control {
             capacity: Capacity::new(&settings, facts),
             reports: Reports::new(settings.interval, now),
             tenants: Tenants::default(),
-            followed: Followed::default(),
             outbox: Outbox::new(settings.node, now),
             tunnels: Vec::new(),
             settings,
@@ -232,8 +229,6 @@ impl Control {
         // state with the last report, so no handler has to call them.
         self.sync_tenants(now);
         self.tick(now);
-        let ended = self.followed.handle_ends(&self.instances);
-        ended.into_iter().for_each(|order| self.outbox.act(order));
     }
 
     /// The outputs since the last call, in order.
@@ -747,11 +742,9 @@ impl Control {
 
     /// Handles a command for a stream. Commands for a stream that has ended have no effect.
     fn stream(&mut self, frame: &Frame) -> Result<(), Refused> {
-        let (payload, node) = (frame.payload_bytes(), self.settings.node);
+        let payload = frame.payload_bytes();
         let action = match Command(frame.kind().operand) {
-            Command::OPEN_STREAM => {
-                OpenStream::decode(payload).map(|open| self.followed.handle_open(open, &self.instances, node))
-            }
+            Command::OPEN_STREAM => OpenStream::decode(payload).map(|open| self.open_stream(open)),
             Command::STREAM_CREDIT => {
                 StreamCredit::decode(payload).map(|credit| Action::Stream(StreamOrder::Credit(credit)))
             }
@@ -759,6 +752,17 @@ impl Control {
         };
         self.outbox.act(action.ok_or(Reason::InvalidData)?);
         Ok(())
+    }
+
+    /// Opens a stream of an instance's logs, or answers that there is none.
+    fn open_stream(&self, open: OpenStream) -> Action {
+        let Some(instance) = self.instances.get(open.instance) else {
+            let text = format!("node {} does not have it", self.settings.node);
+            let ended = StreamEnded::new(open.stream, StreamEndReason::NO_INSTANCE, text);
+            return Action::Send(ended.frame());
+        };
+        let (place, runs) = (instance.place.clone(), instance.is_running());
+        Action::Stream(StreamOrder::Open { open, place, runs })
     }
 
     /// Checks that a command for a whole node is for this node.
