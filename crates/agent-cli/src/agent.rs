@@ -258,6 +258,10 @@ const CONFINEMENTS: Choices<Confinement> = &[
     ("rlimits", "By resource limits", Confinement::ResourceLimits),
 ];
 
+/// Runs the agent until a signal ends it.
+///
+/// # Errors
+/// The agent cannot start, or its client ends for good.
 pub fn run<P: AgentPages>(args: Args<P>, settings: Settings) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
     let (client, Renewal { files, read }) = args.connection.config_as(ROLES, daemon.stop())?;

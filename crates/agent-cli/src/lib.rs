@@ -6,6 +6,8 @@
 //! | `agent` | the flags of an agent, and its run |
 //! | `networks` | the flags of tenants' networks |
 
+#![deny(missing_docs)]
+
 mod agent;
 mod networks;
 

@@ -27,9 +27,9 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
-use super::driver::{Reason, Refused};
 use super::place::User;
 use ssntp::payload::yaml;
+use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::Start;
 
 /// The default UIDs of instances: 65,536 UIDs that neither systemd's list of assignments nor

@@ -65,6 +65,7 @@ pub enum Event<R, O> {
 /// The way to the scheduler.
 #[derive(Debug)]
 pub struct Uplink {
+    /// The client of the session.
     pub client: Client,
     /// One key is enough, because all frames go to one scheduler.
     log: LogLimit<()>,
@@ -85,9 +86,11 @@ impl Uplink {
 /// A running loop. Dropping it ends the thread and waits for it.
 #[derive(Debug)]
 pub struct ClientLoop<R> {
+    /// The client.
     pub client: ClientHandle,
     /// The loop ends when this is dropped.
     requests: Sender<R>,
+    /// Receives the reason when the client has ended for good.
     pub ended: Receiver<ClientError>,
     _thread: Joined,
 }

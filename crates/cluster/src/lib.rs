@@ -32,6 +32,8 @@
 //! The agent is `ssntp-agent`, tenants' networks and the concentrator are `ssntp-network`, and virtual
 //! machines are `ssntp-qemu`.
 
+#![deny(missing_docs)]
+
 pub mod client_loop;
 pub mod clock;
 pub mod machine;

@@ -9,12 +9,12 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::Identity;
-use ssntp::proto::{DEFAULT_PORT, TraceParent};
-use ssntp::transport::{Address, AddressError};
+use ssntp::proto::TraceParent;
+use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::choice::Given;
-use crate::context::{Context, Contexts};
+use crate::context::{Context, Contexts, address};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead, identity, wrong_role};
 use crate::failure::Failure;
 use crate::output::note;
@@ -252,11 +252,6 @@ impl Renewal {
 /// Has a message every two seconds, when a command has to call [`Renewal::check`].
 pub fn checks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::POLL)
-}
-
-/// Reads an address. Without a port it has that of SSNTP.
-pub fn address(text: &str) -> Result<Address, AddressError> {
-    Address::with_default_port(text, DEFAULT_PORT)
 }
 
 /// Reads an address to connect to. Port 0 is refused: it is only for listening, where the system

@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use ssntp::payload::yaml;
-use ssntp::transport::Address;
+use ssntp::proto::DEFAULT_PORT;
+use ssntp::transport::{Address, AddressError};
 
-use crate::connection::address;
 use crate::failure::Failure;
 use crate::input;
 
@@ -40,6 +40,11 @@ pub struct Contexts {
     /// The name of the current context; empty if there is none.
     pub current: String,
     pub contexts: BTreeMap<String, Context>,
+}
+
+/// Reads an address. Without a port it has that of SSNTP.
+pub fn address(text: &str) -> Result<Address, AddressError> {
+    Address::with_default_port(text, DEFAULT_PORT)
 }
 
 /// The address of a server and the files to connect with. An empty value is not set.

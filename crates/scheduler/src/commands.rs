@@ -22,8 +22,8 @@ use std::time::Instant;
 use log::debug;
 use uuid::Uuid;
 
+use super::config::StartLimits;
 use super::out::Out;
-use super::starts::StartLimits;
 use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::SessionInfo;

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use super::placement::Policy;
-use super::starts::StartLimits;
 use ssntp::payload;
 use ssntp_transport::{NEVER, setters};
 
@@ -153,6 +152,19 @@ impl SchedulerConfig {
         self.configuration_file = Some(path.into());
         self
     }
+}
+
+/// The time limits of a START.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StartLimits {
+    /// The longest time without a sign of progress from its node.
+    pub(crate) quiet: Duration,
+    /// The longest time in all.
+    pub(crate) most: Duration,
+    /// The time from the disconnection of its node to the answer.
+    pub(crate) absence: Duration,
+    /// The interval between STATS of a node that has not announced its own.
+    pub(crate) interval: Duration,
 }
 
 /// The reason why a scheduler cannot be created.

@@ -96,6 +96,8 @@
 //! | `config` | [`SchedulerConfig`], [`SchedulerError`] |
 //! | `figures` | [`SchedulerFigures`]: the figures for metrics |
 
+#![deny(missing_docs)]
+
 mod cluster;
 mod cncis;
 mod commands;

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn forget_drops_the_writes_of_the_last_second_and_no_older_ones() {
+    fn forget_drops_the_writes_of_a_time_and_no_older_ones() {
         let (engine, now) = begin();
         let at = |millis| now + Duration::from_millis(millis);
         engine.ask_at(at(0), &put("old", None, When::Always)).unwrap();
@@ -246,7 +246,7 @@ mod tests {
         engine
             .ask_at(at(1600), &put("newer", None, When::Always))
             .unwrap();
-        engine.forget(at(2000));
+        engine.forget(at(2000), Duration::from_secs(1));
         let Ok(Answer::Kept(kept)) = engine.ask_at(at(2000), &Request::Read) else {
             panic!("the entries were not read")
         };

@@ -13,11 +13,11 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
+use ssntp_cluster::refusal::Refused;
 use ssntp_payload::TunnelStats;
 use uuid::Uuid;
 
 pub use self::attachment::{Attachment, Interface, TenantNet, TenantPort};
-use super::driver::Refused;
 use super::place::{InstanceDir, User};
 
 /// The name of the file in the instance's directory that the instance sees as `/etc/resolv.conf`.
@@ -63,14 +63,14 @@ pub trait Wire: fmt::Debug {
     /// instance ends.
     ///
     /// # Errors
-    /// The reason is [`Reason::NetworkFailure`](super::driver::Reason::NetworkFailure).
+    /// The reason is [`Reason::NetworkFailure`](ssntp_cluster::refusal::Reason::NetworkFailure).
     fn connect(&self, pid: i32) -> Result<(), Refused>;
 
     /// Makes a tap in the agent's own network namespace, which the machine's user can open. It is
     /// removed when the agent has noticed the end of the instance.
     ///
     /// # Errors
-    /// The reason is [`Reason::NetworkFailure`](super::driver::Reason::NetworkFailure).
+    /// The reason is [`Reason::NetworkFailure`](ssntp_cluster::refusal::Reason::NetworkFailure).
     fn tap(&self, user: Option<User>) -> Result<Tap, Refused>;
 
     /// True for a concentrator, which may administer the network of its namespace.

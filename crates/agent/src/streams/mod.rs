@@ -26,7 +26,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use log::{debug, warn};
 use uuid::Uuid;
 
-use self::reader::{Piece, Reader};
+use self::reader::{Piece, Reader, Wanted};
 use super::control::StreamOrder;
 use ssntp::client::{ClientHandle, SendFault};
 use ssntp::proto::{Frame, OpenStream, StreamEndReason, StreamEnded, stream_opened};
@@ -61,18 +61,6 @@ struct Stream {
     wanted: Mutex<Wanted>,
     /// Notified when `wanted` changes.
     changes: Condvar,
-}
-
-/// A stream as its controller has requested it.
-#[derive(Clone, Debug)]
-struct Wanted {
-    /// The request. Its credit is the credit that is left.
-    open: OpenStream,
-    dir: PathBuf,
-    /// True if the instance has ended and writes no more output.
-    over: bool,
-    /// True if nobody reads the stream any more.
-    closed: bool,
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -10,18 +10,30 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 
 use bytes::Bytes;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use super::Wanted;
-use ssntp::proto::{Outputs, StreamData};
+use ssntp::proto::{OpenStream, Outputs, StreamData};
 
 /// The number of bytes that are searched at a time for the beginning of the last lines.
 const BLOCK: usize = 256 * 1024;
 /// The number of tries to open the files of a log between two renames by the supervisor.
 const TRIES: usize = 8;
+
+/// A stream as its controller has requested it.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// The request. Its credit is the credit that is left.
+    pub(super) open: OpenStream,
+    pub(super) dir: PathBuf,
+    /// True if the instance has ended and writes no more output.
+    pub(super) over: bool,
+    /// True if nobody reads the stream any more.
+    pub(super) closed: bool,
+}
 
 /// The next piece of a stream.
 #[derive(Debug)]
@@ -320,12 +332,12 @@ fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
 mod tests {
     use std::fs;
     use std::io::Write;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
 
     use uuid::Uuid;
 
     use super::*;
-    use ssntp::proto::{MAX_STREAM_CREDIT, OpenStream};
+    use ssntp::proto::MAX_STREAM_CREDIT;
 
     const LOG: &str = "stdout.log";
     const BEFORE: &str = "stdout.log.1";

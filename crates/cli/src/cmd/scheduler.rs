@@ -12,7 +12,7 @@ use ssntp_scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfi
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
-use crate::connection::address;
+use crate::context::address;
 use crate::credentials::CredentialFiles;
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Presence, ended};

@@ -38,7 +38,6 @@ use std::time::{Duration, Instant};
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-pub(crate) use self::instances::StartLimits;
 use self::instances::{Instances, PendingStart, Report, StartFailed};
 use self::ledger::Ledger;
 use self::moves::Moves;

@@ -20,7 +20,7 @@ use super::local::InspectorArgs;
 use super::source::{POLL, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
-use crate::connection::address;
+use crate::context::address;
 use crate::daemon::server::listening;
 use crate::daemon::{Daemon, Next, Presence, on};
 use crate::failure::Failure;

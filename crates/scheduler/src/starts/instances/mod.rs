@@ -40,8 +40,9 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use self::handover::Handover;
-pub(crate) use self::pending::{PendingStart, StartLimits};
+pub(crate) use self::pending::PendingStart;
 use super::unplaced::UnplacedStart;
+use crate::config::StartLimits;
 use crate::figures::tally;
 use crate::messages::{Intent, MAX_INTENTS, StartState};
 use crate::placement::Allocation;

@@ -2,20 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::config::StartLimits;
 use crate::placement::Allocation;
-
-/// The time limits of a START.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StartLimits {
-    /// The longest time without a sign of progress from its node.
-    pub(crate) quiet: Duration,
-    /// The longest time in all.
-    pub(crate) most: Duration,
-    /// The time from the disconnection of its node to the answer.
-    pub(crate) absence: Duration,
-    /// The interval between STATS of a node that has not announced its own.
-    pub(crate) interval: Duration,
-}
 
 impl StartLimits {
     /// The deadline of a START that was sent to its node at `sent`, after a sign of progress at
