@@ -18,13 +18,16 @@ pub struct MemoryEngine {
     shared: Arc<Mutex<Shared>>,
 }
 
+/// True for some requests.
+pub type Which = fn(&Request) -> bool;
+
 #[derive(Debug, Default)]
 struct Shared {
     store: Store,
     /// The store as it was before each change of [`PAST`].
     past: VecDeque<(Instant, Store)>,
     /// The requests that fail, and their error.
-    fault: Option<(fn(&Request) -> bool, EngineError)>,
+    fault: Option<(Which, EngineError)>,
     leases: i64,
 }
 
@@ -52,7 +55,7 @@ impl MemoryEngine {
 
     /// Makes these requests fail, as if the user had lost the right to them or its token; [`fail`](Self::fail)
     /// ends that.
-    pub fn revoke(&self, these: fn(&Request) -> bool) {
+    pub fn revoke(&self, these: Which) {
         let why = EngineError::Credentials("revoked".to_owned());
         self.lock().fault = Some((these, why));
     }

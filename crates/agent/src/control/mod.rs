@@ -516,7 +516,7 @@ impl Control {
         // Faults of the START come before the state of the node, because the START would fail on
         // any other node as well.
         let driver = match choose(&self.settings.drivers, start) {
-            Err(e) if e.reason == Reason::InvalidData => return Err(e.into()),
+            Err(e) if e.reason == Reason::InvalidData => return Err(e),
             driver => driver,
         };
         if self.service.is_offline() {

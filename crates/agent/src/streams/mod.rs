@@ -18,7 +18,6 @@
 mod reader;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +28,7 @@ use uuid::Uuid;
 use self::reader::{Piece, Reader, Wanted};
 use super::control::StreamOrder;
 use ssntp::client::{ClientHandle, SendFault};
-use ssntp::proto::{Frame, OpenStream, StreamEndReason, StreamEnded, stream_opened};
+use ssntp::proto::{Frame, StreamEndReason, StreamEnded, stream_opened};
 use ssntp_transport::{NEVER, threads};
 
 /// The maximum number of streams: twice the number that a scheduler opens to one node, because a stream
@@ -239,8 +238,10 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
-    use ssntp::proto::Outputs;
+    use ssntp::proto::{OpenStream, Outputs};
 
     #[test]
     fn a_second_stream_with_the_same_uuid_does_not_end_the_first() {
