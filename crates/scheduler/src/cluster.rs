@@ -454,7 +454,9 @@ impl Cluster {
         // frees the address.
         let mut gone = self.starts.take_gone();
         gone.retain(|intent| !tenants.is_freeing(intent.instance));
-        out.send_intents(&gone);
+        if is_shared {
+            out.send_intents(&gone);
+        }
     }
 
     /// Takes back the addresses that were freed by this scheduler in an earlier term.

@@ -13,7 +13,7 @@
 //! It owns every instance and its record. It never knows whether the node is in service or has room: the
 //! state machine asks that before it starts an instance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,6 @@ use super::capacity::Promised;
 use super::events::{Action, Job, LaunchJob, Origin, Settings, StreamOrder, VolumeOp};
 use super::instance::{Cause, Ending, Instance, Life, Next};
 use super::outbox::{Outbox, subject};
-use super::unsaved::Unsaved;
 use super::volumes::ephemeral;
 use super::{restarts, retention};
 use crate::driver::{Cancel, Driver, Ended, Exit, Measurable, RunId, Usage};
@@ -44,6 +43,10 @@ const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 /// being deleted.
 const RETIRING: usize = 256;
 
+/// The maximum number of records that are saved again at a time. More would delay the other jobs of the
+/// workers.
+const SAVED_AGAIN: usize = 128;
+
 /// The instances of a node.
 #[derive(Debug)]
 pub(super) struct Instances {
@@ -51,7 +54,8 @@ pub(super) struct Instances {
     /// The user that CONFIGURE names for instances; empty for none.
     child_user: String,
     all: BTreeMap<Uuid, Instance>,
-    unsaved: Unsaved,
+    /// The instances whose records could not be saved, in the order in which they are saved again.
+    unsaved: VecDeque<Uuid>,
     /// The number of instances that were started by START.
     starts: u64,
     /// The number of restarts by the restart policy of an instance.
@@ -67,7 +71,7 @@ impl Instances {
             settings,
             child_user: String::new(),
             all: BTreeMap::new(),
-            unsaved: Unsaved::default(),
+            unsaved: VecDeque::new(),
             starts: 0,
             restarts: 0,
         }
@@ -557,7 +561,9 @@ impl Instances {
 
     /// The record of an instance could not be saved.
     pub(super) fn handle_unsaved(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outbox) {
-        self.unsaved.handle_unsaved(id);
+        if !self.unsaved.contains(&id) {
+            self.unsaved.push_back(id);
+        }
         let why = format_args!("instance {id}: its record can't be saved: {why}");
         out.complain(now, "record not saved", why);
     }
@@ -571,7 +577,9 @@ impl Instances {
                 instance.usage = usage;
             }
         }
-        for id in self.unsaved.take() {
+        let again = self.unsaved.len().min(SAVED_AGAIN);
+        let again: Vec<_> = self.unsaved.drain(..again).collect();
+        for id in again {
             let life = self.all.get(&id).map(|instance| instance.life);
             if !matches!(life, Some(Life::Launching(_) | Life::Removing(_))) {
                 self.save(id, out);

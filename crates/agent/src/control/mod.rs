@@ -21,7 +21,6 @@
 //! | `reports` | the times of STATS and of measurements |
 //! | `tenants` | the tenants that concentrators know to be here |
 //! | `outbox` | the outputs, and the frames that wait for a session |
-//! | `unsaved` | the instances whose records could not be saved |
 //! | `adopt` | nothing: finds the instances that a former agent left |
 //! | `admission`, `restarts`, `retention`, `stats` | nothing: rules |
 //! | `events` | nothing: the inputs and outputs |
@@ -76,7 +75,6 @@ mod stats;
 mod tenants;
 #[cfg(test)]
 mod tests;
-mod unsaved;
 mod volumes;
 
 use std::collections::BTreeMap;

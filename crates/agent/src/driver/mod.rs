@@ -98,17 +98,21 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn forget(&self, place: &InstanceDir);
 
     /// Makes an attached volume usable to the instance. `running` is `None` if the instance does not
-    /// run.
+    /// run. The default does nothing: the instance finds the volume by the link in its directory.
     ///
     /// # Errors
     /// The volume was not attached; the error has the reason.
-    fn attach(&self, place: &InstanceDir, running: Option<&RunId>, volume: &Volume) -> Result<(), Refused>;
+    fn attach(&self, _: &InstanceDir, _running: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
+        Ok(())
+    }
 
-    /// Detaches a volume from the instance.
+    /// Detaches a volume from the instance. The default does nothing.
     ///
     /// # Errors
     /// The volume was not detached; the error has the reason.
-    fn detach(&self, place: &InstanceDir, running: Option<&RunId>, volume: &Volume) -> Result<(), Refused>;
+    fn detach(&self, _: &InstanceDir, _running: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
+        Ok(())
+    }
 }
 
 /// Writes the ID of a run to disk.

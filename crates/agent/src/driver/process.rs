@@ -51,7 +51,7 @@ use rustix::fs::OFlags;
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Exec, Program, Supervisors};
 use super::{
     Commit, Driver, EndSink, Found, InstanceDir, Launch, Measurable, Reason, Refused, RunId, Running, Usage,
-    User, Volume,
+    User,
 };
 use ssntp_payload::{Start, VmType};
 use ssntp_transport::setters;
@@ -174,15 +174,6 @@ impl Driver for ProcessDriver {
 
     fn forget(&self, place: &InstanceDir) {
         self.supervisors.forget(place.instance());
-    }
-
-    /// Does nothing, because the process finds the volume by the link in its directory.
-    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), Refused> {
-        Ok(())
     }
 }
 

@@ -138,7 +138,10 @@ impl Starts {
 
     /// The intents for the instances that are gone since the last call.
     pub(crate) fn take_gone(&mut self) -> Vec<Intent> {
-        self.instances.take_gone()
+        let gone = self.instances.take_gone();
+        gone.iter()
+            .for_each(|intent| self.moves.handle_gone(intent.instance));
+        gone
     }
 
     /// The instances that have gone since the last call, so that their addresses are free.
@@ -291,8 +294,7 @@ impl Starts {
             Ok(()) => {
                 debug!(target: "ssntp::scheduler", "START of {instance} goes to {node}");
                 self.figures.given += 1;
-                // After `assign`, because `remember` may drop the STARTs of unknown instances.
-                self.moves.remember(&start, &self.instances);
+                self.moves.remember(&start);
                 None
             }
             Err(e) => {
@@ -434,7 +436,7 @@ impl Starts {
         }
         for instance in report.gone {
             // Usually InstanceStopped has moved it before, but that event may be lost.
-            self.move_on(out, instance, node);
+            self.move_on(out, instance);
             self.maybe_gone.push(instance);
         }
     }
@@ -446,7 +448,7 @@ impl Starts {
             self.figures.started(received, out.now());
         }
         if is_kept {
-            self.move_on(out, instance, node);
+            self.move_on(out, instance);
         } else {
             self.maybe_gone.push(instance);
         }
@@ -542,7 +544,7 @@ impl Starts {
     /// if no other node can take it, if [`MAX_NODES`] have refused it, or if it is not remembered.
     fn place_again(&mut self, out: &mut Out<'_, '_>, instance: Uuid, refused: &PendingStart) -> bool {
         // The instance never ran there, so it needs no move.
-        self.moves.cancel(instance, Some(refused.allocation.node));
+        self.moves.cancel(instance);
         let Some((controller, frame)) = self.moves.take(instance).filter(|_| refused.nodes < MAX_NODES)
         else {
             return false;
@@ -565,7 +567,7 @@ impl Starts {
     /// A controller's command for an instance is newer than the instance's move or START, so the START
     /// must not be placed again.
     pub(crate) fn handle_command(&mut self, instance: Uuid) {
-        self.moves.cancel(instance, self.instances.node_of(instance));
+        self.moves.cancel(instance);
         if self.instances.is_starting(instance) {
             self.moves.forget(instance);
         }
@@ -592,7 +594,7 @@ impl Starts {
     /// Begins to move the instances of a node that was sent EVACUATE with `move`. The controller
     /// receives a StartFailure for each running instance that cannot be moved.
     fn begin_move(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, node: Uuid, ending: &HashSet<Uuid>) {
-        let mut moving = HashSet::new();
+        let mut moving = Vec::new();
         for (instance, has_ended) in self.instances.of(node) {
             // The user ends it, so its end is not for a move.
             if ending.contains(&instance) {
@@ -601,7 +603,7 @@ impl Starts {
             let (immovable, restarts) = self.moves.of(instance);
             let Some(reason) = immovable else {
                 if restarts || !has_ended {
-                    moving.insert(instance);
+                    moving.push(instance);
                 }
                 continue;
             };
@@ -630,8 +632,8 @@ impl Starts {
     }
 
     /// If an instance that has ended is being moved, starts it on another node.
-    fn move_on(&mut self, out: &mut Out<'_, '_>, instance: Uuid, node: Uuid) {
-        let Some((controller, frame)) = self.moves.take_ended(instance, node) else {
+    fn move_on(&mut self, out: &mut Out<'_, '_>, instance: Uuid) {
+        let Some((controller, frame)) = self.moves.take_ended(instance) else {
             return;
         };
         // After InstanceStopped the instance is still known as ended. It is forgotten, so that its

@@ -19,12 +19,11 @@
 //! but at most [`MAX_BYTES`] of them. An instance whose START is not remembered is not moved:
 //! there was no room for the START, or an earlier scheduler sent it to the node.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::instances::Instances;
 use super::unplaced::UnplacedStart;
 use ssntp::proto::{Command, Frame};
 use ssntp_payload::{CommandSubject, StartFailureReason};
@@ -58,18 +57,15 @@ impl SentStart {
 pub(super) struct Moves {
     starts: HashMap<Uuid, SentStart>,
     bytes: usize,
-    /// The number of calls of [`remember`](Self::remember) since the last
-    /// [`drop_gone`](Self::drop_gone).
-    added: usize,
-    /// By node, the instances that will be started elsewhere once they have ended.
-    moving: HashMap<Uuid, HashSet<Uuid>>,
+    /// The instances that will be started elsewhere once they have ended, each with its node.
+    moving: HashMap<Uuid, Uuid>,
     /// The number of instances that have ended and were placed again.
     moved: u64,
 }
 
 impl Moves {
     /// Remembers a START that was sent to a node, unless there is no room for it.
-    pub(super) fn remember(&mut self, start: &UnplacedStart, instances: &Instances) {
+    pub(super) fn remember(&mut self, start: &UnplacedStart) {
         let sent = SentStart {
             // Copied, because the payload is a part of a longer read and keeps it in memory.
             payload: Bytes::copy_from_slice(start.frame.payload_bytes()),
@@ -78,13 +74,6 @@ impl Moves {
             immovable: start.immovable.clone(),
         };
         self.forget(start.instance);
-        self.added += 1;
-        // `drop_gone` visits all entries, so its cost is spread over many additions: half as many
-        // as there are entries, or an eighth if the memory is full.
-        let is_due = self.added > 1024 + self.starts.len() / 2;
-        if is_due || (self.bytes + sent.bytes() > MAX_BYTES && self.added > self.starts.len() / 8) {
-            self.drop_gone(instances);
-        }
         self.keep(start.instance, sent);
     }
 
@@ -110,16 +99,10 @@ impl Moves {
         }
     }
 
-    /// Forgets the STARTs and the moves of instances that no longer exist.
-    fn drop_gone(&mut self, instances: &Instances) {
-        self.added = 0;
-        self.starts
-            .retain(|instance, _| instances.node_of(*instance).is_some());
-        self.bytes = self.starts.values().map(SentStart::bytes).sum();
-        self.moving.retain(|_, moving| {
-            moving.retain(|instance| instances.node_of(*instance).is_some());
-            !moving.is_empty()
-        });
+    /// Forgets the START and the move of an instance that no longer exists.
+    pub(super) fn handle_gone(&mut self, instance: Uuid) {
+        self.forget(instance);
+        self.moving.remove(&instance);
     }
 
     pub(super) fn forget(&mut self, instance: Uuid) {
@@ -150,18 +133,17 @@ impl Moves {
 
     /// The number of instances that are being moved, and of those that were moved before.
     pub(super) fn counted(&self) -> (usize, u64) {
-        (self.moving.values().map(HashSet::len).sum(), self.moved)
+        (self.moving.len(), self.moved)
     }
 
     /// Cancels the moves from a node: its instances are not started elsewhere when they end.
     pub(super) fn end(&mut self, node: Uuid) {
-        self.moving.remove(&node);
+        self.moving.retain(|_, from| *from != node);
     }
 
     /// Cancels the move of one instance; false if it is not being moved.
-    pub(super) fn cancel(&mut self, instance: Uuid, node: Option<Uuid>) -> bool {
-        let moving = node.and_then(|node| self.moving.get_mut(&node));
-        moving.is_some_and(|moving| moving.remove(&instance))
+    pub(super) fn cancel(&mut self, instance: Uuid) -> bool {
+        self.moving.remove(&instance).is_some()
     }
 
     /// What a move of an instance depends on: the reason in StartFailure why it cannot be moved, and
@@ -174,13 +156,15 @@ impl Moves {
     }
 
     /// Begins the move of these instances away from a node.
-    pub(super) fn begin(&mut self, node: Uuid, moving: HashSet<Uuid>) {
-        self.moving.insert(node, moving);
+    pub(super) fn begin(&mut self, node: Uuid, moving: Vec<Uuid>) {
+        self.end(node);
+        self.moving
+            .extend(moving.into_iter().map(|instance| (instance, node)));
     }
 
     /// An instance that was moved has ended. Takes its START.
-    pub(super) fn take_ended(&mut self, instance: Uuid, node: Uuid) -> Option<(Uuid, Frame)> {
-        let start = self.cancel(instance, Some(node)).then(|| self.take(instance))??;
+    pub(super) fn take_ended(&mut self, instance: Uuid) -> Option<(Uuid, Frame)> {
+        let start = self.cancel(instance).then(|| self.take(instance))??;
         self.moved += 1;
         Some(start)
     }

@@ -54,8 +54,8 @@ impl Handover {
 
     pub(super) fn record(&mut self, instance: Uuid, node: Option<Uuid>, state: StartState) {
         match &mut self.intents {
+            _ if node.is_none() => self.gone.push(instance),
             None => {}
-            Some(_) if node.is_none() => self.gone.push(instance),
             Some(intents) => intents.push(Intent {
                 instance,
                 node,
