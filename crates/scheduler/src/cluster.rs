@@ -346,7 +346,7 @@ impl Cluster {
                 if self.commands.ended(from.uuid(), instance) {
                     self.starts.handle_user_ended(instance);
                 }
-                self.starts.handle_ended(out, from.uuid(), instance, is_kept);
+                self.starts.handle_ended(out, instance, is_kept);
             }
             self.nodes.keep_event(from.uuid(), frame);
             return;

@@ -443,7 +443,7 @@ impl Starts {
 
     /// Handles InstanceStopped (`is_kept`) or InstanceDeleted of the node to which an instance
     /// belongs.
-    pub(crate) fn handle_ended(&mut self, out: &mut Out<'_, '_>, node: Uuid, instance: Uuid, is_kept: bool) {
+    pub(crate) fn handle_ended(&mut self, out: &mut Out<'_, '_>, instance: Uuid, is_kept: bool) {
         if let Some(received) = self.instances.ended(instance, is_kept) {
             self.figures.started(received, out.now());
         }
