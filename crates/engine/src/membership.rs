@@ -387,7 +387,12 @@ mod tests {
         let engine = MemoryEngine::new();
         let (first, views) = start(&engine, 1).unwrap();
         let before = wait(&views, |view| view.acts(now()).is_some());
-        let (second, _) = start(&engine, 2).unwrap();
+        // It never leads, also not in the moment when the engine has lost the leader.
+        let follows = Join {
+            leads: false,
+            ..join(2)
+        };
+        let second = Membership::start(Box::new(engine.clone()), follows, |_| {}).unwrap();
         let other = second.documents().write_as_leader("d", b"0");
         assert_eq!(other, Err(EngineError::NoLease));
         let documents = first.documents();
