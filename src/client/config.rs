@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::ClientError;
+use super::error::ClientError;
 use super::uuid_file::{self, Claimed};
 use crate::proto::{DEFAULT_MAX_PAYLOAD, DEFAULT_PORT, Operands};
 use ssntp_pki::{Host, Identity, Role, Trust};

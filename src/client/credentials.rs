@@ -14,8 +14,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use super::core::At;
-use super::{ClientError, DialFault};
+use super::error::{ClientError, DialFault};
+use super::time::At;
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::tls::{Connector, TlsError};
 

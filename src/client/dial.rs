@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::config::ClientConfig;
 use super::core::Standing;
-use super::{ClientConfig, DialFault, ServerInfo};
+use super::error::DialFault;
+use super::event::ServerInfo;
 use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::wire::outgoing;
 use ssntp_pki::CertificateInfo;

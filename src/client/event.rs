@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{ClientError, SessionEnd};
+use super::error::{ClientError, SessionEnd};
 use crate::proto::Frame;
 use crate::request::Request;
 use ssntp_pki::{CertificateInfo, Role};
 use ssntp_transport::PeerAddress;
+
+/// The log target of all lines about a client.
+pub(super) const LOG: &str = "ssntp::client";
 
 /// An event of a client. Events arrive in the order in which they happened.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{ClientCounters, ServerInfo};
+use super::event::{ClientCounters, ServerInfo};
 
 /// A snapshot of a client, see
 /// [`ClientHandle::figures`](super::ClientHandle::figures). Counters count from the start of the

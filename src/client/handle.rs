@@ -10,13 +10,13 @@ use bytes::Bytes;
 use crossbeam_channel::Sender;
 use uuid::Uuid;
 
+use super::config::{ClientConfig, Offline};
 use super::credentials::Credentials;
+use super::error::{ClientError, DialError, DialFault, SendFault, SessionEnd, UnsentError};
+use super::event::{ClientCounters, ClientEvent, ServerInfo};
+use super::figures::ClientFigures;
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
-use super::{
-    ClientConfig, ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault, Offline,
-    SendFault, ServerInfo, SessionEnd, UnsentError,
-};
 use crate::clock::{now, wall_clock};
 use crate::payload::Content;
 use crate::proto::Frame;

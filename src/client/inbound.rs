@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
-use super::ClientEvent;
+use super::event::ClientEvent;
 use ssntp_transport::Limits;
 
 #[derive(Debug)]

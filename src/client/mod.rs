@@ -87,6 +87,7 @@
 //! | `session` | handles the frames that the reader of a session receives |
 //! | [`core`] | all decisions: rounds of attempts, back-off, the end of a session, the end |
 //! | `supervisor` | the thread that carries the decisions out |
+//! | `time` | the time of a step |
 //! | `figures` | [`ClientFigures`]: a snapshot for monitoring |
 //! | `uuid_file` | UUIDs that are kept on disk, one for each running client |
 
@@ -104,6 +105,7 @@ mod supervisor;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
+mod time;
 mod uplink;
 mod uuid_file;
 
@@ -124,9 +126,6 @@ pub use self::handle::ClientHandle;
 use crate::proto::Frame;
 pub use crate::request::{Request, RequestError};
 use ssntp_transport::{deadline, locked, threads};
-
-/// The log target of this module and all below it.
-const LOG: &str = "ssntp::client";
 
 /// A running client. It receives events, and derefs to its [`ClientHandle`].
 ///

@@ -6,9 +6,10 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
+use super::error::SessionEnd;
+use super::event::{ClientEvent, LOG};
 use super::handle::ClientState;
 use super::inbound::Inbound;
-use super::{ClientEvent, LOG, SessionEnd};
 use crate::payload::{Draining, InvalidFrameType};
 use crate::proto::{
     Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, answer_to_bad_exchange,

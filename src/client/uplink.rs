@@ -26,7 +26,9 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::{ClientError, Offline, SendFault, ServerInfo};
+use super::config::Offline;
+use super::error::{ClientError, SendFault};
+use super::event::ServerInfo;
 use crate::clock::now;
 use crate::proto::Frame;
 use crate::wire::{outgoing, unix_nanos};

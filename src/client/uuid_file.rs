@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::ClientError;
+use super::error::ClientError;
 use ssntp_pki::Role;
 
 /// The maximum number of clients of one role and directory at a time.

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::SignatureVerificationAlgorithm;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -13,9 +14,14 @@ use x509_parser::extensions::{KeyUsage, ParsedExtension};
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
-use crate::{Fault, algorithms};
-use ssntp_transport::printable;
+use crate::error::Fault;
 pub(crate) use ssntp_transport::wall_clock as now;
+use ssntp_transport::{printable, provider};
+
+/// The algorithms with which signatures are verified.
+pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
+    provider().signature_verification_algorithms
+}
 
 /// Parses a certificate with no bytes after it.
 pub(crate) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {

@@ -4,8 +4,9 @@
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ExtendedKeyUsage;
 
-use crate::Role;
-use crate::{Fault, der};
+use crate::der;
+use crate::error::Fault;
+use crate::role::Role;
 
 /// 1.3.6.1.4.1.343.8 in DER. The encoded bytes are compared instead of decoded numbers, because
 /// decoders have been wrong about the two-byte arc 343.

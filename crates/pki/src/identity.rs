@@ -9,8 +9,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
 use uuid::Uuid;
 
-use crate::Role;
-use crate::{CertificateInfo, Error, Fault, der, provider, store};
+use crate::error::{Error, Fault};
+use crate::inspect::CertificateInfo;
+use crate::role::Role;
+use crate::{der, store};
+use ssntp_transport::provider;
 
 /// A certificate chain and its private key, which are checked to belong together. The key may be
 /// outside of this process: [`with_signer`](Self::with_signer).

@@ -11,9 +11,11 @@ use x509_parser::time::ASN1Time;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 use crate::der::{self, authority_key, distinguished_name, hexadecimal, rfc3339};
+use crate::eku;
+use crate::error::Fault;
+use crate::host::Host;
 use crate::role::Role;
-use crate::{Fault, Host, eku, sha256};
-use ssntp_transport::printable;
+use ssntp_transport::{printable, sha256};
 
 const UUID_SCHEME: &str = "urn:uuid:";
 

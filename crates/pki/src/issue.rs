@@ -14,10 +14,15 @@ use uuid::Uuid;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::x509::X509Name;
 
-use crate::identity::{certify, signing_key};
+use crate::error::{BadRequest, Error, Fault};
+use crate::host::Host;
+use crate::identity::{Identity, certify, signing_key};
+use crate::inspect::CertificateInfo;
 use crate::limits::check_issuer;
 use crate::request::{AuthorityRequest, CertificateRequest, KeyKind};
-use crate::{BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, der, eku, provider, store};
+use crate::trust::Trust;
+use crate::{der, eku, store};
+use ssntp_transport::provider;
 
 pub(crate) const CERTIFICATE_FILE: &str = "ca.pem";
 pub(crate) const KEY_FILE: &str = "ca.key";

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustls::pki_types::CertificateDer;
 
-use crate::CertificateInfo;
+use crate::inspect::CertificateInfo;
 
 /// A certificate that has been read, kept as its DER, which takes less than half of the memory of its
 /// facts. The facts are read again on demand. The intermediate certificates of the peer are kept with

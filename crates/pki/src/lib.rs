@@ -87,7 +87,6 @@ mod trust;
 mod verifier;
 mod version_1;
 
-use rustls::crypto::WebPkiSupportedAlgorithms;
 /// Types of rustls that are in signatures here. Further types for a [`SigningKey`] are in
 /// [`rustls`].
 #[doc(no_inline)]
@@ -116,10 +115,4 @@ pub use self::role::{ParseRoleError, Role};
 pub use self::store::load_certificates;
 pub use self::trust::Trust;
 pub use self::verifier::ServerCheck;
-use self::version_1::Version1;
 pub use ssntp_transport::{provider, sha256};
-
-/// The algorithms with which signatures are verified.
-fn algorithms() -> WebPkiSupportedAlgorithms {
-    provider().signature_verification_algorithms
-}

@@ -5,8 +5,10 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 
-use crate::Role;
-use crate::{CertificateInfo, Fault, der, eku};
+use crate::error::Fault;
+use crate::inspect::CertificateInfo;
+use crate::role::Role;
+use crate::{der, eku};
 
 /// The name and the key of a trusted authority, and its path length: the number of authorities that
 /// may be below it. Its certificate may be renewed and the authority stays the same.

@@ -14,7 +14,9 @@ use x509_parser::time::ASN1Time;
 use x509_parser::x509::{AlgorithmIdentifier, X509Name};
 
 use crate::der::{self, distinguished_name, hexadecimal, rfc3339};
-use crate::{BadRequest, CertificateInfo, Error, Fault, store};
+use crate::error::{BadRequest, Error, Fault};
+use crate::inspect::CertificateInfo;
+use crate::store;
 use ssntp_transport::printable;
 
 /// The facts in one revocation list, which are read but not judged: the caller has to check the

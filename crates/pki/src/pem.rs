@@ -10,7 +10,7 @@ use rustls::pki_types::{
 };
 use rustls_pemfile::{Item, read_one_from_slice};
 
-use crate::Fault;
+use crate::error::Fault;
 
 /// One section of a PEM text.
 pub(crate) struct Section {

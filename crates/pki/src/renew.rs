@@ -7,16 +7,18 @@ use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ParsedExtension;
 
+use crate::error::{BadRequest, Error, Fault};
+use crate::inspect::CertificateInfo;
 use crate::issue::{
-    CERTIFICATE_FILE, CLOCK_SKEW, DAY, MAX_DAYS, alternatives, crypto, issuer_params, key_pair, lifetime,
-    params,
+    Authority, CERTIFICATE_FILE, CLOCK_SKEW, DAY, Issued, MAX_DAYS, alternatives, crypto, issuer_params,
+    key_pair, lifetime, params,
 };
+use crate::list::Serial;
 use crate::pem::{self, Content};
+use crate::request::{CertificateRequest, KeyKind};
 use crate::revoke::{hold, write};
-use crate::{
-    Authority, BadRequest, CertificateInfo, CertificateRequest, Error, Fault, Issued, KeyKind, Serial, Trust,
-    der, store,
-};
+use crate::trust::Trust;
+use crate::{der, store};
 
 /// Options of a renewal.
 #[derive(Clone, Debug, Default)]

@@ -6,8 +6,10 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use crate::Role;
-use crate::{BadRequest, CertificateInfo, Host};
+use crate::error::BadRequest;
+use crate::host::Host;
+use crate::inspect::CertificateInfo;
+use crate::role::Role;
 
 /// The kind of a private key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

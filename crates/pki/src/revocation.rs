@@ -18,7 +18,10 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 
 use crate::der::{self, is_signed_by};
-use crate::{CertificateInfo, Error, Fault, RevocationList, Serial, store};
+use crate::error::{Error, Fault};
+use crate::inspect::CertificateInfo;
+use crate::list::{RevocationList, Serial};
+use crate::store;
 
 /// Certificate revocation lists (CRLs) of one or several authorities, for a
 /// [`Trust`](crate::Trust::with_revocation_lists).

@@ -17,8 +17,11 @@ use rcgen::{
 use x509_parser::extensions::KeyUsage;
 
 use crate::der::{self, is_signed_by};
-use crate::issue::{DAY, KEY_FILE, PUBLIC, crypto};
-use crate::{Authority, BadRequest, CertificateInfo, Error, Fault, RevocationList, Revoked, Serial, store};
+use crate::error::{BadRequest, Error, Fault};
+use crate::inspect::CertificateInfo;
+use crate::issue::{Authority, DAY, KEY_FILE, PUBLIC, crypto};
+use crate::list::{RevocationList, Revoked, Serial};
+use crate::store;
 use ssntp_transport::{lock_within, replace_with_mode};
 
 const LIST_FILE: &str = "crl.pem";

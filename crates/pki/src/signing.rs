@@ -14,10 +14,12 @@ use rcgen::{KeyPair, SubjectPublicKeyInfo};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
+use crate::error::{Error, Fault};
+use crate::inspect::CertificateInfo;
 use crate::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, subject_params};
 use crate::pem::{self, Content};
 use crate::request::CertificateRequest;
-use crate::{CertificateInfo, Error, Fault, der, store};
+use crate::{der, store};
 
 impl CertificateRequest {
     /// Writes a signing request (PKCS#10, PEM) to the file `to`, signed by the key in the file `key`. If

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
+use crate::error::{Error, Fault};
 use crate::pem::{self, Content};
-use crate::{Error, Fault};
 
 /// The longest file: far above any certificate bundle, and some 250,000 entries of a revocation list. It
 /// bounds the reading of a device or a log file that was named by mistake.

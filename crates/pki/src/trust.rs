@@ -9,12 +9,17 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
-use crate::Role;
+use crate::der::{self, algorithms};
+use crate::error::{Error, Fault};
+use crate::host::Host;
+use crate::identity::Identity;
+use crate::inspect::CertificateInfo;
 use crate::limits::{self, TrustedIssuer};
+use crate::list::RevocationList;
 use crate::revocation::{Revocation, RevocationLists};
-use crate::{
-    CertificateInfo, Error, Fault, Host, Identity, RevocationList, algorithms, der, provider, store,
-};
+use crate::role::Role;
+use crate::store;
+use ssntp_transport::provider;
 
 /// The certificates of the trusted authorities.
 ///

@@ -16,7 +16,13 @@ use rustls::{
 };
 use ssntp_transport::tls::{Acceptor, CertificateFault, Connector, Successor, TlsError};
 
-use crate::{CertificateInfo, Fault, Identity, Trust, Version1, algorithms, provider};
+use crate::der::algorithms;
+use crate::error::Fault;
+use crate::identity::Identity;
+use crate::inspect::CertificateInfo;
+use crate::trust::Trust;
+use crate::version_1::Version1;
+use ssntp_transport::provider;
 
 impl Trust {
     /// Accepts TLS connections as `identity`, of clients with a certificate of this trust.

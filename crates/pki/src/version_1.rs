@@ -13,8 +13,8 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 use x509_parser::x509::X509Version;
 
-use crate::der::{self, PublicKey, is_signed_by};
-use crate::{Trust, algorithms};
+use crate::der::{self, PublicKey, algorithms, is_signed_by};
+use crate::trust::Trust;
 
 /// A certificate of version 1.
 #[derive(Debug)]

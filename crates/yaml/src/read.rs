@@ -8,8 +8,7 @@ use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 
-use crate::Error;
-use crate::error::{Segment, shortened};
+use crate::error::{Error, Segment, shortened};
 use crate::tree::{Entry, Node, Style, Value};
 
 /// Reads a list, or a single value as a list of one, because older writers wrote that. For serde's

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 use serde::de::DeserializeOwned;
 
-use crate::error::{Position, Segment};
-use crate::{Error, ErrorKind, MAX_ALIASES, MAX_DEPTH, MAX_DOCUMENT_LEN, MAX_NODES};
+use crate::error::{Error, ErrorKind, Position, Segment};
+use crate::{MAX_ALIASES, MAX_DEPTH, MAX_DOCUMENT_LEN, MAX_NODES};
 
 /// A value and its position. The root of a tree is a whole document.
 #[derive(Debug)]

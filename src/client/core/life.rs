@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, TryRecvError, never};
 use log::{Level, log};
 
-use super::super::{ClientError, ClientEvent, LOG, SessionEnd};
+use super::super::error::{ClientError, SessionEnd};
+use super::super::event::{ClientEvent, LOG};
 use super::{At, ClientCore, Next, Stage, Standing};
 use crate::proto::ErrorCode;
 use ssntp_transport::{Outbox, after, locked};

@@ -47,32 +47,21 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::life::{Phase, Session};
+use super::config::ClientConfig;
 use super::credentials::{self, Credentials};
-use super::handle::{ClientState, Counts};
+use super::error::{ClientError, DialError, DialFault, SessionEnd};
+use super::event::{ClientEvent, LOG, ServerInfo};
+use super::handle::{ClientHandle, ClientState, Counts};
 use super::inbound::Inbound;
 pub use super::session::SessionSink;
+pub use super::time::At;
 use super::uplink::{Obstacle, Uplink};
 use super::uuid_file::Claimed;
-use super::{
-    ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, DialFault, LOG, RequestError,
-    ServerInfo, SessionEnd,
-};
 use crate::proto::{Frame, Refusal};
-use crate::request::{Awaited, Outstanding};
+use crate::request::{Awaited, Outstanding, RequestError};
 use crate::wire::Decoder;
 use ssntp_pki::{CertificateDer, Identity};
 use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline, locked};
-
-/// The time of a step, and a random number for its random choices.
-#[derive(Clone, Copy, Debug)]
-pub struct At {
-    /// The time.
-    pub now: Instant,
-    /// The time of day, for checking whether certificates are valid.
-    pub wall: SystemTime,
-    /// A random number from 0 to 1, a new one for each step.
-    pub share: f64,
-}
 
 /// The next thing that the owner of a [`ClientCore`] has to do.
 #[derive(Debug)]

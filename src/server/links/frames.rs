@@ -18,9 +18,10 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use self::fields::{Field, Malformed};
-use super::roster::Row;
 use crate::proto::{FrameKind, HEADER_LEN, Header, LINK};
+use crate::server::sessions::Rank;
 use ssntp_pki::Role;
+use ssntp_transport::PeerAddress;
 
 /// The version in HELLO. Servers of different versions do not link.
 pub(super) const VERSION: u16 = 1;
@@ -79,6 +80,18 @@ pub(super) struct Hello {
     pub(super) max_payload: u32,
     /// The address at which other servers reach it; empty if none is configured.
     pub(super) advertised: String,
+}
+
+/// One session, as it goes over a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) uuid: Uuid,
+    /// The session's number at its server.
+    pub(super) number: u64,
+    pub(super) rank: Rank,
+    pub(super) role: Role,
+    pub(super) tracing: bool,
+    pub(super) address: PeerAddress,
 }
 
 /// The receivers of a FORWARD at the server that gets it.

@@ -14,26 +14,14 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::frames::LinkFault;
+use super::frames::{LinkFault, Row};
 use crate::server::sessions::{ROLES, Rank, SessionId, SessionInfo, bits};
 use ssntp_pki::Role;
 use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate};
-use ssntp_transport::{ConnectionId, PeerAddress};
+use ssntp_transport::ConnectionId;
 
 /// The maximum number of sessions of one server: more than the threads of a Linux system allow.
 const MOST: usize = 1 << 21;
-
-/// One session, as it goes over a link.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Row {
-    pub(super) uuid: Uuid,
-    /// The session's number at its server.
-    pub(super) number: u64,
-    pub(super) rank: Rank,
-    pub(super) role: Role,
-    pub(super) tracing: bool,
-    pub(super) address: PeerAddress,
-}
 
 /// A session of another server.
 #[derive(Debug)]

@@ -3,8 +3,7 @@
 use bytes::{Buf, Bytes};
 use uuid::Uuid;
 
-use super::{EndCode, Forward, Hello, MAX_TARGETS, Receivers};
-use crate::server::links::roster::Row;
+use super::{EndCode, Forward, Hello, MAX_TARGETS, Receivers, Row};
 use crate::server::sessions::Rank;
 use ssntp_pki::Role;
 use ssntp_transport::{PeerAddress, cut};
