@@ -8,12 +8,10 @@
 //!
 //! [`Redial`] decides when to dial, without a thread or a clock. [`Dialler`] has a thread for each peer.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
@@ -28,7 +26,7 @@ use super::links::{DialledPeer, LINK_PROTOCOL, LinkFailure, PeerState};
 use crate::client::random_share;
 use crate::clock::now;
 use ssntp_pki::CertificateInfo;
-use ssntp_transport::{Cancel, Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
+use ssntp_transport::{Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
 
 /// The first pause after a failed attempt, and the longest. Each pause is shortened at random by up
 /// to a half, so that servers that lost each other do not dial at the same time.
@@ -129,22 +127,6 @@ struct Shared {
     environment: Arc<Environment>,
     events: CoreEvents,
     tcp: TcpOptions,
-    peers: Mutex<PeerThreads>,
-}
-
-#[derive(Default)]
-struct PeerThreads {
-    closed: bool,
-    /// The number of threads that were started. Thread N has the name `ssntp-peer-N`.
-    number: u64,
-    dialled: HashMap<String, Dialled>,
-    /// Threads that were cancelled and are not joined yet.
-    leaving: Vec<JoinHandle<()>>,
-}
-
-struct Dialled {
-    cancel: Cancel,
-    thread: JoinHandle<()>,
 }
 
 impl fmt::Debug for Dialler {
@@ -160,7 +142,6 @@ impl Dialler {
                 environment,
                 events,
                 tcp,
-                peers: Mutex::default(),
             }),
         }
     }
@@ -172,38 +153,24 @@ impl Dialler {
     /// The thread cannot be started.
     pub fn dial(&self, target: impl Into<Target>) -> io::Result<bool> {
         let target = target.into();
-        let name = target.to_string();
-        let mut peers = self.lock();
-        if peers.closed || peers.dialled.contains_key(&name) {
-            return Ok(false);
-        }
-        peers.number += 1;
-        let (cancel, states) = (Cancel::new(), &self.shared.environment.peers);
-        let mut peer = PeerThread {
-            target,
-            shared: Arc::clone(&self.shared),
-            cancel: cancel.clone(),
-            state: states.add(name.clone()),
-            log: LogLimit::default(),
-        };
-        let thread = threads::spawn(format!("ssntp-peer-{}", peers.number), move || peer.run());
-        let thread = thread.inspect_err(|_| states.remove(&name))?;
-        peers.dialled.insert(name, Dialled { cancel, thread });
-        Ok(true)
+        let shared = Arc::clone(&self.shared);
+        let peers = &self.shared.environment.peers;
+        peers.add(target.to_string(), |name, peer| {
+            let log = LogLimit::default();
+            let mut dialled = PeerThread {
+                target,
+                shared,
+                peer,
+                log,
+            };
+            threads::spawn(name, move || dialled.run())
+        })
     }
 
     /// Stops dialling a server. An existing link stays until it ends. False if the server was not
     /// dialled.
     pub fn undial(&self, target: &Target) -> bool {
-        let (mut peers, name) = (self.lock(), target.to_string());
-        let dialled = peers.dialled.remove(&name);
-        let was_dialled = dialled.is_some();
-        self.shared.environment.peers.remove(&name);
-        // The thread may wait for the dispatcher, and the caller may be the dispatcher. So the thread is
-        // joined by a later call or when the server stops.
-        peers.leaving.retain(|thread| !thread.is_finished());
-        peers.leaving.extend(dialled.map(Dialled::leave));
-        was_dialled
+        self.shared.environment.peers.remove(&target.to_string())
     }
 
     /// The peers that are dialled, sorted by address, with the state of each.
@@ -211,30 +178,9 @@ impl Dialler {
         self.shared.environment.peers.list()
     }
 
-    fn lock(&self) -> MutexGuard<'_, PeerThreads> {
-        self.shared.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Cancels all threads and joins them.
     pub(super) fn close(&self) {
-        let mut peers = self.lock();
-        peers.closed = true;
-        let dialled = std::mem::take(&mut peers.dialled);
-        let mut leaving = std::mem::take(&mut peers.leaving);
-        // Unlocked before the threads are joined, so that other calls do not wait for them.
-        drop(peers);
-        leaving.extend(dialled.into_values().map(Dialled::leave));
-        for thread in leaving {
-            // A panic has been logged by the panic hook.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Dialled {
-    fn leave(self) -> JoinHandle<()> {
-        self.cancel.cancel();
-        self.thread
+        self.shared.environment.peers.close();
     }
 }
 
@@ -242,15 +188,14 @@ impl Dialled {
 struct PeerThread {
     target: Target,
     shared: Arc<Shared>,
-    cancel: Cancel,
-    state: DialledPeer,
+    peer: DialledPeer,
     log: LogLimit<()>,
 }
 
 impl PeerThread {
     fn run(&mut self) {
         let mut redial = Redial::new();
-        while !self.cancel.is_cancelled() {
+        while !self.peer.cancel.is_cancelled() {
             let is_linked = |server| self.link_to(server).is_some();
             match redial.next(now(), random_share(), is_linked) {
                 Attempt::Now => {
@@ -263,7 +208,7 @@ impl PeerThread {
                     }
                 }
                 Attempt::Wait(until) => {
-                    if !self.cancel.pause(until.saturating_duration_since(now())) {
+                    if !self.peer.cancel.pause(until.saturating_duration_since(now())) {
                         return;
                     }
                 }
@@ -280,14 +225,14 @@ impl PeerThread {
             NoEntry::Link(LinkFailure::Own) => PeerState::Own,
             _ => PeerState::Trying(excerpt(why).to_string()),
         };
-        let before = self.state.set(state.clone());
+        let before = self.peer.set(state.clone());
         if state == PeerState::Own {
             if before != state {
                 info!(target: "ssntp::server", "{}: it is this server's own address", self.target);
             }
             return;
         }
-        if !self.cancel.is_cancelled()
+        if !self.peer.cancel.is_cancelled()
             && let Some(more) = self.log.admit((), "no link", now())
         {
             warn!(target: "ssntp::server", "{}: no link: {}{more}", self.target, excerpt(why));
@@ -299,12 +244,12 @@ impl PeerThread {
         let Some(link) = self.link_to(server) else {
             return;
         };
-        self.state.set(PeerState::Linked(server));
+        self.peer.set(PeerState::Linked(server));
         select! {
             recv(link) -> _ => {}
-            recv(self.cancel.done()) -> _ => {}
+            recv(self.peer.cancel.done()) -> _ => {}
         }
-        self.state.set(PeerState::Trying("the link has ended".into()));
+        self.peer.set(PeerState::Trying("the link has ended".into()));
     }
 
     /// A channel that is disconnected when the link to a server ends; `None` without a link. The
@@ -321,12 +266,12 @@ impl PeerThread {
         let mut result = Err(lost(io::ErrorKind::NotFound.into()));
         for (address, limit) in self
             .target
-            .addresses(CONNECT_TIMEOUT, &self.cancel)
+            .addresses(CONNECT_TIMEOUT, &self.peer.cancel)
             .map_err(lost)?
         {
-            let stream = address.connect(&self.shared.tcp, limit, &self.cancel);
+            let stream = address.connect(&self.shared.tcp, limit, &self.peer.cancel);
             result = stream.map_err(lost).and_then(|stream| self.meet(stream));
-            if result.is_ok() || self.cancel.is_cancelled() {
+            if result.is_ok() || self.peer.cancel.is_cancelled() {
                 break;
             }
         }
@@ -346,7 +291,7 @@ impl PeerThread {
         let connector = credentials.trust.connector(&credentials.identity);
         let connector = connector.map_err(|e| refused(&e))?.protocol(LINK_PROTOCOL);
         // Shuts the socket down if this thread is cancelled during the handshake.
-        let _watch = self.cancel.watch(&stream);
+        let _watch = self.peer.cancel.watch(&stream);
         let address = stream.peer();
         let deadline = deadline(environment.handshake_timeout);
         let secured = connector.connect(

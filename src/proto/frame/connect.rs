@@ -4,7 +4,8 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Command, Fields, HEADER_LEN, Header, MAJOR, Status, TRACE_FLAG};
+use super::fields::{Fields, Notes};
+use super::{Command, HEADER_LEN, Header, MAJOR, Status, TRACE_FLAG};
 use ssntp_pki::Role;
 
 /// Length of a CONNECT frame in bytes.
@@ -54,7 +55,7 @@ impl Connect {
     }
 
     /// Reads what follows the header.
-    pub(super) fn read(header: &Header, fields: &mut Fields<'_>) -> Option<Self> {
+    pub(super) fn read(header: &Header, fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         Some(Self {
             role: Role::from_bits(header.word),
             source: fields.uuid("source")?,
@@ -103,7 +104,7 @@ impl Connected {
 impl Connected {
     /// Reads what is between the header and the payload: the UUIDs of the server and of the client, and the
     /// length of the payload.
-    pub(crate) fn read(fields: &mut Fields<'_>) -> Option<(Uuid, Uuid, u32)> {
+    pub(crate) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<(Uuid, Uuid, u32)> {
         let (server, client) = (fields.uuid("server")?, fields.uuid("client")?);
         Some((server, client, fields.u32("payload length")?))
     }

@@ -1,5 +1,6 @@
 //! The fields of a frame, as its decoders read them: the decoders of headers, handshakes, traces and streams
-//! read their bytes through [`Fields`], which can note each field with its place.
+//! read their bytes through [`Fields`], which can note each field with its place. On a session the notes are
+//! `()`, so that noting compiles to nothing.
 
 use uuid::Uuid;
 
@@ -55,11 +56,7 @@ pub enum Part {
 /// Decodes a part of a frame as a session does. Returns the fields that were read, and the fault that ended
 /// the decoding: its offset, and a sentence.
 pub fn annotate(part: Part, bytes: &[u8]) -> (Vec<Field>, Option<(usize, String)>) {
-    let mut noted = Vec::new();
-    let mut fields = Fields {
-        noted: Some(&mut noted),
-        ..Fields::new(bytes)
-    };
+    let mut fields = Fields::noting(bytes, Vec::new());
     let fault = match part {
         Part::Header => Header::read(&mut fields).is_none().then(String::new),
         Part::Handshake(header) => {
@@ -73,7 +70,7 @@ pub fn annotate(part: Part, bytes: &[u8]) -> (Vec<Field>, Option<(usize, String)
         Part::Trace => Trace::read(&mut fields).err().map(|fault| fault.to_string()),
         Part::Payload(kind) => payload(kind, &mut fields).err(),
     };
-    let (at, cut) = (fields.at, fields.cut);
+    let (at, cut, noted) = (fields.at, fields.cut, fields.notes);
     let fault = fault.map(|fault| match (cut, noted.last()) {
         (Some((name, len)), _) => {
             let there = bytes.len() - at;
@@ -86,7 +83,7 @@ pub fn annotate(part: Part, bytes: &[u8]) -> (Vec<Field>, Option<(usize, String)
     (noted, fault)
 }
 
-fn payload(kind: FrameKind, fields: &mut Fields<'_>) -> Result<(), String> {
+fn payload(kind: FrameKind, fields: &mut Fields<'_, impl Notes>) -> Result<(), String> {
     let is_valid = if kind == Command::OPEN_STREAM {
         OpenStream::read(fields).is_some()
     } else if kind == Command::STREAM_CREDIT {
@@ -106,13 +103,42 @@ fn payload(kind: FrameKind, fields: &mut Fields<'_>) -> Result<(), String> {
         .ok_or_else(|| format!("the payload is not one of {kind}"))
 }
 
+/// Takes note of the fields that are read.
+pub(crate) trait Notes {
+    /// Notes a field.
+    fn add(&mut self, field: impl FnOnce() -> Field);
+
+    /// Adds the meaning of the last field.
+    fn meaning(&mut self, meaning: impl FnOnce() -> String);
+}
+
+/// No notes.
+impl Notes for () {
+    #[inline]
+    fn add(&mut self, _: impl FnOnce() -> Field) {}
+
+    #[inline]
+    fn meaning(&mut self, _: impl FnOnce() -> String) {}
+}
+
+impl Notes for Vec<Field> {
+    fn add(&mut self, field: impl FnOnce() -> Field) {
+        self.push(field());
+    }
+
+    fn meaning(&mut self, meaning: impl FnOnce() -> String) {
+        if let Some(last) = self.last_mut() {
+            last.meaning = meaning();
+        }
+    }
+}
+
 /// Reads the fields of a part in order.
 #[derive(Debug)]
-pub(crate) struct Fields<'a> {
+pub(crate) struct Fields<'a, N = ()> {
     bytes: &'a [u8],
     at: usize,
-    /// The fields that were read, if they are noted.
-    noted: Option<&'a mut Vec<Field>>,
+    notes: N,
     /// The first field whose bytes were missing, and its length.
     cut: Option<(&'static str, usize)>,
     /// The number of the hop of a trace to which the fields belong.
@@ -120,11 +146,19 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    pub(crate) const fn new(bytes: &'a [u8]) -> Self {
+    #[inline]
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self::noting(bytes, ())
+    }
+}
+
+impl<'a, N: Notes> Fields<'a, N> {
+    #[inline]
+    fn noting(bytes: &'a [u8], notes: N) -> Self {
         Self {
             bytes,
             at: 0,
-            noted: None,
+            notes,
             cut: None,
             node: None,
         }
@@ -141,10 +175,9 @@ impl<'a> Fields<'a> {
     }
 
     /// Adds the meaning of the last field.
+    #[inline]
     pub(crate) fn meaning(&mut self, meaning: impl FnOnce() -> String) {
-        if let Some(last) = self.noted.as_mut().and_then(|noted| noted.last_mut()) {
-            last.meaning = meaning();
-        }
+        self.notes.meaning(meaning);
     }
 
     /// Skips bytes that are reserved.
@@ -164,12 +197,14 @@ impl<'a> Fields<'a> {
         self.bytes(name, self.remaining()).unwrap_or_default()
     }
 
+    #[inline]
     pub(crate) fn u8(&mut self, name: &'static str) -> Option<u8> {
         let [number] = self.array(name)?;
         self.note(name, 1, || FieldValue::Number(number.into()));
         Some(number)
     }
 
+    #[inline]
     pub(crate) fn u32(&mut self, name: &'static str) -> Option<u32> {
         let number = u32::from_be_bytes(self.array(name)?);
         self.note(name, 4, || FieldValue::Number(number.into()));
@@ -188,16 +223,19 @@ impl<'a> Fields<'a> {
         Some(uuid)
     }
 
+    #[inline]
     pub(crate) fn role(&mut self, name: &'static str) -> Option<Role> {
         let role = Role::from_bits(u32::from_be_bytes(self.array(name)?));
         self.note(name, 4, || FieldValue::Role(role));
         Some(role)
     }
 
-    fn array<const N: usize>(&mut self, name: &'static str) -> Option<[u8; N]> {
-        self.take(name, N)?.try_into().ok()
+    #[inline]
+    fn array<const LEN: usize>(&mut self, name: &'static str) -> Option<[u8; LEN]> {
+        self.take(name, LEN)?.try_into().ok()
     }
 
+    #[inline]
     fn take(&mut self, name: &'static str, len: usize) -> Option<&'a [u8]> {
         let Some(bytes) = self.bytes.get(self.at..self.at + len) else {
             self.cut = Some((name, len));
@@ -207,16 +245,15 @@ impl<'a> Fields<'a> {
         Some(bytes)
     }
 
+    #[inline]
     fn note(&mut self, name: &'static str, len: usize, value: impl FnOnce() -> FieldValue) {
         let (at, node) = (self.at - len, self.node);
-        if let Some(noted) = &mut self.noted {
-            noted.push(Field {
-                name: node.map_or_else(|| name.to_owned(), |node| format!("node {node} {name}")),
-                at,
-                len,
-                value: value(),
-                meaning: String::new(),
-            });
-        }
+        self.notes.add(|| Field {
+            name: node.map_or_else(|| name.to_owned(), |node| format!("node {node} {name}")),
+            at,
+            len,
+            value: value(),
+            meaning: String::new(),
+        });
     }
 }

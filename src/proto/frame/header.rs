@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use byteorder::{BigEndian, ByteOrder};
 
-use super::{Command, ErrorCode, Event, Fields, Status};
+use super::fields::{Fields, Notes};
+use super::{Command, ErrorCode, Event, Status};
 use ssntp_pki::Role;
 
 /// Length of a header in bytes.
@@ -255,7 +256,7 @@ impl Header {
     }
 
     #[inline]
-    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let major = fields.u8("major")?;
         fields.meaning(|| {
             let flag = if major & TRACE_FLAG == 0 {

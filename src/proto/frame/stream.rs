@@ -17,7 +17,8 @@ use bytes::Bytes;
 use ssntp_transport::cut;
 use uuid::Uuid;
 
-use super::{Command, Event, Fields, Frame, FrameKind, HEADER_LEN};
+use super::fields::{Fields, Notes};
+use super::{Command, Event, Frame, FrameKind, HEADER_LEN};
 
 /// The maximum length of the output in one StreamData, in bytes.
 pub const MAX_STREAM_CHUNK: usize = 32 * 1024;
@@ -40,7 +41,7 @@ const ALL_LINES: u32 = u32::MAX;
 pub struct Outputs(pub u8);
 
 impl Outputs {
-    fn read(fields: &mut Fields<'_>, name: &'static str) -> Option<Self> {
+    fn read(fields: &mut Fields<'_, impl Notes>, name: &'static str) -> Option<Self> {
         let outputs = Self(fields.u8(name)?);
         fields.meaning(|| format!("{:#x} {}", outputs.0, outputs.name()));
         Some(outputs)
@@ -94,7 +95,7 @@ impl OpenStream {
         Self::read(&mut Fields::new(payload))
     }
 
-    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let (stream, instance) = (fields.uuid("stream")?, fields.uuid("instance")?);
         let outputs = Outputs::read(fields, "outputs")?;
         let follow = read_flag(fields, "follow")?;
@@ -137,7 +138,7 @@ impl StreamCredit {
         Self::read(&mut Fields::new(payload))
     }
 
-    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let (stream, bytes) = (fields.uuid("stream")?, fields.u32("credit")?);
         Some(Self { stream, bytes }).filter(|_| !stream.is_nil())
     }
@@ -188,7 +189,7 @@ impl StreamData {
     }
 
     /// Reads all but the data.
-    pub(super) fn read(fields: &mut Fields<'_>) -> Option<(Uuid, Outputs, bool)> {
+    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<(Uuid, Outputs, bool)> {
         let stream = fields.uuid("stream")?;
         let output = Outputs::read(fields, "output")?;
         let missing = read_flag(fields, "missing")?;
@@ -254,7 +255,7 @@ impl StreamEnded {
         Self::read(&mut Fields::new(payload))
     }
 
-    pub(super) fn read(fields: &mut Fields<'_>) -> Option<Self> {
+    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let stream = fields.uuid("stream")?;
         let reason = StreamEndReason(fields.u8("reason")?);
         fields.meaning(|| format!("{:#x} {reason}", reason.0));
@@ -317,7 +318,7 @@ pub fn stream_of(payload: &[u8]) -> Option<Uuid> {
 }
 
 /// A byte whose lowest bit is a flag, and two reserved bytes.
-fn read_flag(fields: &mut Fields<'_>, name: &'static str) -> Option<bool> {
+fn read_flag(fields: &mut Fields<'_, impl Notes>, name: &'static str) -> Option<bool> {
     let is_set = fields.u8(name)? & FLAG != 0;
     fields.meaning(|| if is_set { "yes" } else { "no" }.to_owned());
     fields.reserved(2)?;

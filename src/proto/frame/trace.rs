@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Fields, TraceParent};
+use super::TraceParent;
+use super::fields::{Fields, Notes};
 use ssntp_pki::Role;
 use ssntp_transport::cut;
 
@@ -167,7 +168,7 @@ impl Trace {
         Self::read(&mut Fields::new(block))
     }
 
-    pub(super) fn read(fields: &mut Fields<'_>) -> Result<Self, BadTrace> {
+    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Result<Self, BadTrace> {
         let truncated = BadTrace::Truncated;
         if fields.remaining() > MAX_TRACE_LEN {
             return Err(BadTrace::TooLong(fields.remaining()));

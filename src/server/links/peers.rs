@@ -1,10 +1,15 @@
-//! The servers that are dialled, with the state of each. Diallers write it; operators and figures read it.
+//! The servers that are dialled, with the state and the thread of each. Their threads write the states;
+//! operators and figures read them.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use uuid::Uuid;
+
+use ssntp_transport::{Cancel, locked};
 
 /// The state of a peer that is dialled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,43 +35,87 @@ impl fmt::Display for PeerState {
     }
 }
 
-/// The state of one peer, which its dialler sets.
+/// One peer: the state that its dialler sets, and the end of its dialling.
 #[derive(Clone, Debug)]
-pub(crate) struct DialledPeer(Arc<Mutex<PeerState>>);
+pub(crate) struct DialledPeer {
+    state: Arc<Mutex<PeerState>>,
+    pub(crate) cancel: Cancel,
+}
 
 impl DialledPeer {
     /// Sets the state. Returns the one before.
     pub(crate) fn set(&self, state: PeerState) -> PeerState {
-        std::mem::replace(&mut *lock(&self.0), state)
+        std::mem::replace(&mut *locked(&self.state), state)
     }
 }
 
-/// The peers by address.
+/// The peers, and the threads that dial them.
 #[derive(Debug, Default)]
-pub(crate) struct DialledPeers(Mutex<BTreeMap<String, DialledPeer>>);
+pub(crate) struct DialledPeers(Mutex<Peers>);
+
+#[derive(Debug, Default)]
+struct Peers {
+    closed: bool,
+    /// The number of threads that were started. Thread N has the name `ssntp-peer-N`.
+    number: u64,
+    by_address: BTreeMap<String, DialledPeer>,
+    /// Also those of peers that were removed. Such a thread may wait for the dispatcher, and the caller of
+    /// `remove` may be the dispatcher, so it is joined at the end.
+    threads: Vec<JoinHandle<()>>,
+}
 
 impl DialledPeers {
-    /// Adds a peer that is not linked yet.
-    pub(crate) fn add(&self, address: String) -> DialledPeer {
-        let peer = DialledPeer(Arc::new(Mutex::new(PeerState::Trying(String::new()))));
-        lock(&self.0).insert(address, peer.clone());
-        peer
+    /// Adds a peer that is not linked yet; `start` starts its thread. False if it is there already, or if
+    /// this is closed.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn add(
+        &self,
+        address: String,
+        start: impl FnOnce(String, DialledPeer) -> io::Result<JoinHandle<()>>,
+    ) -> io::Result<bool> {
+        let mut peers = locked(&self.0);
+        if peers.closed || peers.by_address.contains_key(&address) {
+            return Ok(false);
+        }
+        peers.number += 1;
+        let peer = DialledPeer {
+            state: Arc::new(Mutex::new(PeerState::Trying(String::new()))),
+            cancel: Cancel::new(),
+        };
+        let thread = start(format!("ssntp-peer-{}", peers.number), peer.clone())?;
+        peers.threads.retain(|thread| !thread.is_finished());
+        peers.threads.push(thread);
+        peers.by_address.insert(address, peer);
+        Ok(true)
     }
 
-    /// Removes a peer. Its dialler may still set its state, which is not shown any more.
-    pub(crate) fn remove(&self, address: &str) {
-        lock(&self.0).remove(address);
+    /// Removes a peer, whose thread ends. False if there is none.
+    pub(crate) fn remove(&self, address: &str) -> bool {
+        let removed = locked(&self.0).by_address.remove(address);
+        removed.inspect(|peer| peer.cancel.cancel()).is_some()
+    }
+
+    /// Ends all threads and joins them. No peer is added any more.
+    pub(crate) fn close(&self) {
+        let mut peers = locked(&self.0);
+        peers.closed = true;
+        peers.by_address.values().for_each(|peer| peer.cancel.cancel());
+        let threads = std::mem::take(&mut peers.threads);
+        // Unlocked before the threads are joined, so that other calls do not wait for them.
+        drop(peers);
+        for thread in threads {
+            // A panic has been logged by the panic hook.
+            let _ = thread.join();
+        }
     }
 
     /// All peers with their states, sorted by address.
     pub(crate) fn list(&self) -> Vec<(String, PeerState)> {
-        let peers = lock(&self.0);
-        let each = peers.iter();
-        each.map(|(address, peer)| (address.clone(), lock(&peer.0).clone()))
+        let peers = locked(&self.0);
+        let each = peers.by_address.iter();
+        each.map(|(address, peer)| (address.clone(), locked(&peer.state).clone()))
             .collect()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -312,6 +312,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use ssntp_transport::PeerAddress;
 
     const A: Uuid = Uuid::from_u128(0xa);
     const B: Uuid = Uuid::from_u128(0xb);
