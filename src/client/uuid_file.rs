@@ -6,12 +6,11 @@
 //! ```
 //!
 //! A client takes the first slot of its roles whose lock is free. The operating system releases the
-//! lock if the process ends. A UUID file is written under another name, synced, and renamed, so it
-//! is always complete. A file without a UUID was damaged from outside. That is an error: with a new
+//! lock if the process ends. A UUID file is written in one step, so it is always complete. A file without a UUID was damaged from outside. That is an error: with a new
 //! UUID, this host would silently become another member of its cluster.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,9 +18,13 @@ use uuid::Uuid;
 
 use super::error::ClientError;
 use ssntp_pki::Role;
+use ssntp_transport::replace_with_mode;
 
 /// The maximum number of clients of one role and directory at a time.
 const SLOTS: u32 = 1024;
+
+/// The mode of a UUID file, which holds no secret.
+const MODE: u32 = 0o644;
 
 /// A UUID, and the lock that keeps other clients from using it while this value lives.
 #[derive(Debug)]
@@ -57,7 +60,7 @@ pub(super) fn claim(directory: &Path, role: Role) -> Result<Claimed, ClientError
             Err(TryLockError::WouldBlock) => continue,
             Err(TryLockError::Error(e)) => return Err(at_fault(&lock_path, e)),
         }
-        let uuid = read_or_make(directory, path("uuid"), &path("new"))?;
+        let uuid = read_or_make(path("uuid"))?;
         return Ok(Claimed {
             uuid,
             _lock: Some(lock),
@@ -69,15 +72,15 @@ pub(super) fn claim(directory: &Path, role: Role) -> Result<Claimed, ClientError
     })
 }
 
-fn read_or_make(directory: &Path, path: PathBuf, new: &Path) -> Result<Uuid, ClientError> {
+fn read_or_make(path: PathBuf) -> Result<Uuid, ClientError> {
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let uuid = Uuid::new_v4();
-            return match write(directory, &path, new, uuid) {
-                Ok(()) => Ok(uuid),
-                Err(e) => Err(at_fault(&path, e)),
-            };
+            // On the disk before it is used: a server that knows a client by its UUID must find the same one
+            // after a crash.
+            let written = replace_with_mode(&path, format!("{uuid}\n").as_bytes(), Some(MODE));
+            return written.map(|()| uuid).map_err(|e| at_fault(&path, e));
         }
         Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(ClientError::UuidCorrupt { path }),
         Err(e) => return Err(at_fault(&path, e)),
@@ -86,16 +89,6 @@ fn read_or_make(directory: &Path, path: PathBuf, new: &Path) -> Result<Uuid, Cli
         Ok(uuid) if !uuid.is_nil() => Ok(uuid),
         _ => Err(ClientError::UuidCorrupt { path }),
     }
-}
-
-/// Writes a new UUID to the disk, before it is used: a client that a server knows by its UUID must
-/// have the same UUID after a crash.
-fn write(directory: &Path, path: &Path, new: &Path, uuid: Uuid) -> io::Result<()> {
-    let mut file = File::create(new)?;
-    writeln!(file, "{uuid}")?;
-    file.sync_all()?;
-    fs::rename(new, path)?;
-    File::open(directory)?.sync_all()
 }
 
 fn at_fault(path: &Path, error: io::Error) -> ClientError {
@@ -153,10 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_file_is_replaced_and_a_damaged_one_is_an_error() {
+    fn a_file_without_a_uuid_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        fs::write(path("agent.0.new"), "0198").unwrap();
         let uuid = claim(directory.path(), Role::AGENT).unwrap().uuid;
         let text = fs::read_to_string(path("agent.0.uuid")).unwrap();
         assert_eq!(text, format!("{uuid}\n"));

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{Level, info, log};
@@ -28,7 +28,7 @@ use ssntp_transport::slots::PATIENCE;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
     Acceptance, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after, drain,
-    left, refuse,
+    left, locked, refuse,
 };
 
 /// The time for which the peer may read after a refusal, before the socket is closed.
@@ -239,7 +239,7 @@ impl Environment {
             PeerAddress::Ip(address) => Some(address.ip()),
             _ => None,
         };
-        let mut log = self.newcomers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = locked(&self.newcomers);
         let more = log.admit(host, what, now());
         drop(log);
         if let Some(more) = more {

@@ -1,11 +1,11 @@
 //! The counters that outlive sessions, and those of handshakes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::figures::{ClosedSession, Figures, HandshakeFigures};
 use super::sessions::SessionCounters;
-use ssntp_transport::Occupancy;
+use ssntp_transport::{Occupancy, locked};
 
 /// The maximum number of ended sessions that are kept, so that clients which connect and leave all the time
 /// do not fill the memory.
@@ -107,7 +107,7 @@ impl HandshakeCounters {
     }
 
     fn lock(&self) -> MutexGuard<'_, HandshakeFigures> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

@@ -131,14 +131,6 @@ impl NoEntry {
 /// A newcomer behind TLS.
 #[derive(Debug)]
 pub struct Entry {
-    facts: Facts,
-    kind: Kind,
-    is_admitted: bool,
-}
-
-/// The server that a newcomer comes to, and the newcomer's certificates.
-#[derive(Debug)]
-struct Facts {
     environment: Arc<Environment>,
     /// The credentials of the server that verified the newcomer.
     active: Arc<ActiveCredentials>,
@@ -146,20 +138,8 @@ struct Facts {
     /// All certificates that the newcomer sent, its own one first.
     chain: Vec<CertificateDer<'static>>,
     address: PeerAddress,
-}
-
-impl Facts {
-    fn peer(&self) -> Peer {
-        // The certificate is still valid during the second that `not_after` names.
-        let expires = self.certificate.not_after + Duration::from_secs(1);
-        Peer {
-            certificate: self.certificate.clone(),
-            intermediates: self.chain.iter().skip(1).cloned().collect(),
-            expires: (!self.active.outlive).then_some(expires),
-            generation: self.active.generation(),
-            address: self.address,
-        }
-    }
+    kind: Kind,
+    is_admitted: bool,
 }
 
 #[derive(Debug)]
@@ -180,15 +160,12 @@ impl Entry {
         address: PeerAddress,
         kind: Kind,
     ) -> Self {
-        let facts = Facts {
+        Self {
             environment: Arc::clone(environment),
             active: environment.active(),
             certificate,
             chain,
             address,
-        };
-        Self {
-            facts,
             kind,
             is_admitted: false,
         }
@@ -197,7 +174,7 @@ impl Entry {
     /// Sets the credentials of the server with which the handshake was made. They may have been
     /// replaced since.
     pub(super) fn verified_by(mut self, active: &Arc<ActiveCredentials>) -> Self {
-        self.facts.active = Arc::clone(active);
+        self.active = Arc::clone(active);
         self
     }
 
@@ -245,7 +222,7 @@ impl Entry {
     pub fn received(&mut self, input: &mut BytesMut, end: bool, wall: SystemTime) -> Step {
         match &mut self.kind {
             Kind::Client { .. } => {
-                let certificate = &self.facts.certificate;
+                let certificate = &self.certificate;
                 match ServerHandshake::new(certificate.roles, certificate.uuid).receive(input) {
                     Ok(Some(connect)) => return self.handle_connect(connect, wall),
                     Ok(None) => {}
@@ -253,7 +230,7 @@ impl Entry {
                 }
             }
             Kind::Server(handshake) => {
-                match handshake.receive(&self.facts.environment.own, &self.facts.certificate, input) {
+                match handshake.receive(&self.environment.own, &self.certificate, input) {
                     Ok(Some(request)) => return self.request_admission(RequestKind::Server(request)),
                     Ok(None) => {}
                     Err(why) => return Step::End(NoEntry::Link(why)),
@@ -270,30 +247,22 @@ impl Entry {
     fn handle_connect(&mut self, new: Connect, wall: SystemTime) -> Step {
         // The handshake may have taken ten seconds, in which the server's credentials were replaced.
         // The present ones decide.
-        let newest = self.facts.environment.active();
-        let is_old = newest.generation() != self.facts.active.generation();
-        self.facts.active = newest;
-        let Facts {
-            active,
-            certificate,
-            chain,
-            ..
-        } = &self.facts;
-        if let Some(why) = is_old
-            .then(|| active.objection(chain, certificate, wall))
-            .flatten()
-        {
+        let newest = self.environment.active();
+        let is_old = newest.generation() != self.active.generation();
+        self.active = newest;
+        let objection = || self.active.objection(&self.chain, &self.certificate, wall);
+        if let Some(why) = is_old.then(objection).flatten() {
             return Step::End(NoEntry::Outdated(why));
         }
         if let Kind::Client { connect, .. } = &mut self.kind {
             *connect = Some(new);
         }
         // Without links no other server can have a session of the UUID.
-        if !self.facts.environment.takes_links {
+        if !self.environment.takes_links {
             return self.claimed(None);
         }
         let (verdict, answer) = crossbeam_channel::bounded(1);
-        let (address, certificate) = (self.facts.address, self.facts.certificate.clone());
+        let (address, certificate) = (self.address, self.certificate.clone());
         let call = move |core: &mut ServerCore, now, actions: &mut Vec<_>| {
             let newcomer = Newcomer {
                 uuid: new.source,
@@ -327,7 +296,15 @@ impl Entry {
     }
 
     fn request_admission(&self, kind: RequestKind) -> Step {
-        let peer = self.facts.peer();
+        // The certificate is still valid during the second that `not_after` names.
+        let expires = self.certificate.not_after + Duration::from_secs(1);
+        let peer = Peer {
+            certificate: self.certificate.clone(),
+            intermediates: self.chain.iter().skip(1).cloned().collect(),
+            expires: (!self.active.outlive).then_some(expires),
+            generation: self.active.generation(),
+            address: self.address,
+        };
         Step::Admit(Box::new(AdmissionRequest { peer, kind }))
     }
 
@@ -396,7 +373,7 @@ impl Entry {
 
     /// The codec for the reader of the connection.
     pub fn decoder(&self) -> Decoder {
-        let own = &self.facts.environment.own;
+        let own = &self.environment.own;
         match &self.kind {
             Kind::Client {
                 tracing, bad_traces, ..
@@ -422,6 +399,6 @@ impl Entry {
 
     /// The certificate as log lines name it.
     pub(super) fn named(&self) -> String {
-        Named(&self.facts.certificate).to_string()
+        Named(&self.certificate).to_string()
     }
 }

@@ -1,7 +1,7 @@
 //! The part of a server that all its threads share: who it is, its credentials, and what handshakes need.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -14,7 +14,7 @@ use super::own::OwnServer;
 use crate::proto::Operands;
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::tls::{Acceptor, TlsError};
-use ssntp_transport::{BufferPool, LogLimit};
+use ssntp_transport::{BufferPool, LogLimit, locked};
 
 /// The part of a server that all its threads share.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Environment {
 
     /// The credentials for the next handshake.
     pub(super) fn active(&self) -> Arc<ActiveCredentials> {
-        Arc::clone(&self.active.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&locked(&self.active))
     }
 
     /// Replaces the credentials for later handshakes.
@@ -103,7 +103,7 @@ impl Environment {
         check_identity(identity, self.own.role, self.own.uuid)?;
         // It makes tickets with a new key, so it accepts no ticket that was made before.
         let acceptor = acceptor(identity, trust, self.resumption, self.takes_links)?;
-        let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut active = locked(&self.active);
         // Compared under the lock, so that two renewals at the same time follow each other.
         acceptor.check_follows(&active.acceptor)?;
         *active = Arc::new(ActiveCredentials {

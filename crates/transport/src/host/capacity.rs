@@ -4,9 +4,6 @@
 //! id and four memory mappings: its stack, the signal stack with which the standard library recognizes a
 //! stack overflow, and a guard page before each. Beyond `vm.max_map_count` the start of a thread does not
 //! fail: the process aborts. So the server counts before it starts.
-//!
-//! A process that was started with SIGSEGV and SIGBUS ignored has no signal stacks, and takes two
-//! mappings for each thread.
 
 use std::env;
 use std::fs;
@@ -58,17 +55,15 @@ const TASKS: Cost = Cost {
     reserved: 0,
 };
 
-/// Memory mappings, of which each thread takes `per_thread`. The limit is the process's own. The fixed
-/// part is for 16 heap arenas and large buffers.
-const fn mappings(per_thread: u64) -> Cost {
-    Cost {
-        session: per_thread * THREADS_PER_SESSION,
-        handshake: per_thread,
-        fixed: 250,
-        most_spare: 0,
-        reserved: 0,
-    }
-}
+/// Memory mappings: four for each thread. The limit is the process's own. The fixed part is for 16 heap
+/// arenas and large buffers.
+const MAPPINGS: Cost = Cost {
+    session: 4 * THREADS_PER_SESSION,
+    handshake: 4,
+    fixed: 250,
+    most_spare: 0,
+    reserved: 0,
+};
 
 impl Cost {
     /// A limit of this kind. `None` if it is not set.
@@ -227,7 +222,7 @@ impl Room {
     /// Reads the system's limits, for `handshakes` handshakes beside the sessions. `limit` reads the limits of
     /// the process.
     fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
-        Self::of(limits(mappings_per_thread(), limit), handshakes.max(1))
+        Self::of(limits(limit), handshakes.max(1))
     }
 
     fn of(limits: Vec<Limit>, wanted: usize) -> Self {
@@ -288,8 +283,8 @@ impl Room {
     }
 }
 
-/// All limits that are set, for threads with `per_thread` memory mappings.
-fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
+/// All limits that are set.
+fn limits(limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     let sysctl = |name| number(&Path::new("/proc/sys").join(name));
     let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
     let (space, mapped) = (limit(Resource::As).map(|bytes| bytes / 1024), mapped());
@@ -303,7 +298,7 @@ fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
         DESCRIPTORS.limit("the open files limit (ulimit -n)", files, open),
         address_space().limit("the address space limit (ulimit -v)", space, mapped),
         MEMORY.limit("three quarters of the memory in KiB", memory_beside_queues(), 0),
-        mappings(per_thread).limit("vm.max_map_count", sysctl("vm/max_map_count"), maps),
+        MAPPINGS.limit("vm.max_map_count", sysctl("vm/max_map_count"), maps),
         TASKS.limit("kernel.pid_max", sysctl("kernel/pid_max"), tasks),
         TASKS.limit("kernel.threads-max", sysctl("kernel/threads-max"), tasks),
         TASKS.limit("the user processes limit (ulimit -u)", processes, own),
@@ -312,13 +307,10 @@ fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     limits.into_iter().flatten().collect()
 }
 
-fn status() -> String {
-    fs::read_to_string("/proc/self/status").unwrap_or_default()
-}
-
 /// The address space in use, in KiB.
 fn mapped() -> u64 {
-    number_field(&status(), "VmSize").unwrap_or_default()
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    number_field(&status, "VmSize").unwrap_or_default()
 }
 
 fn lines(path: &str) -> u64 {
@@ -356,22 +348,6 @@ fn pids(root: &Path) -> Option<(u64, u64)> {
         Some((number(&group.join("pids.max"))?, used))
     });
     bounds.min_by_key(|(max, used)| max.saturating_sub(*used))
-}
-
-/// The number of memory mappings of a thread: its stack and a guard page, and as many again if it has a
-/// signal stack. The standard library makes signal stacks if SIGSEGV or SIGBUS was at its default when the
-/// process started, and then catches that signal.
-fn mappings_per_thread() -> u64 {
-    const SIGBUS: u32 = 7;
-    const SIGSEGV: u32 = 11;
-    let status = status();
-    // If it cannot be read, the larger number is the safe one.
-    let caught = field(&status, "SigCgt").and_then(|caught| u64::from_str_radix(caught, 16).ok());
-    if caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0) {
-        4
-    } else {
-        2
-    }
 }
 
 /// Raises the soft limit of open files to the hard one, and returns it. `None` if there is no limit.
@@ -455,7 +431,7 @@ mod tests {
 
     #[test]
     fn the_needed_limit_is_just_enough_for_the_sessions() {
-        for cost in [DESCRIPTORS, TASKS, mappings(2), mappings(4)] {
+        for cost in [DESCRIPTORS, TASKS, MAPPINGS] {
             for wanted in [1, 2, 99, 7_878, 10_000] {
                 let needed = limit(cost, 0, 10).needed(wanted, 128);
                 assert_eq!(sessions(cost, needed), wanted);
@@ -492,7 +468,7 @@ mod tests {
             name: "vm.max_map_count",
             value: 65_530,
             used: 256,
-            cost: mappings(4),
+            cost: MAPPINGS,
         };
         let room = Room::of(vec![maps], 512);
         assert_eq!(room.admit(Some(7_872)).unwrap(), 7_872);
