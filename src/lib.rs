@@ -95,6 +95,7 @@ pub mod payload;
 pub mod proto;
 mod request;
 pub mod server;
+mod silence;
 #[doc(hidden)]
 pub mod simulation;
 #[cfg(feature = "issue")]

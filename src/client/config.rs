@@ -122,6 +122,7 @@ pub struct ClientConfig {
     pub(super) inbound: Limits,
     pub(super) tcp: TcpOptions,
     pub(super) write_timeout: Duration,
+    pub(super) idle_limit: Option<Duration>,
     pub(super) grace: Duration,
     pub(super) renewal_spread: Duration,
 }
@@ -156,6 +157,7 @@ impl ClientConfig {
             },
             tcp: TcpOptions::default(),
             write_timeout: Duration::from_secs(30),
+            idle_limit: None,
             grace: Duration::from_secs(1),
             renewal_spread: Duration::from_secs(30),
         }
@@ -237,8 +239,8 @@ impl ClientConfig {
         /// [`ClientHandle::request`](super::ClientHandle::request). Default: 1024.
         max_requests: usize;
 
-        /// The time limit for connecting to one server: for looking up its name and for all its addresses
-        /// together. Default: 10 s.
+        /// The time limit for resolving the name of one server and for connecting, for all addresses
+        /// of the name together. Default: 10 s.
         connect_timeout: Duration;
 
         /// The time limit for TLS and the protocol's handshake together. Default: 10 s.
@@ -278,6 +280,11 @@ impl ClientConfig {
         /// that waits for it. It also limits sending the rest of the queue after the server has
         /// ended the session. Default: 30 s.
         write_timeout: Duration;
+
+        /// The longest silence of a server. One that has sent nothing for half of this time is asked for a sign
+        /// of life, and its session ends if it does not answer: its process may be stopped, for which its system
+        /// answers TCP's own probes. At least 30 s. Default: none.
+        idle_limit: Duration;
 
         /// The grace period of a close: the time limit for sending the queue and for closing TLS.
         /// Default: 1 s.

@@ -21,6 +21,7 @@ use crate::clock::{now, wall_clock};
 use crate::payload::Content;
 use crate::proto::Frame;
 use crate::request::{Awaited, Outstanding, Request, RequestError};
+use crate::silence::Silence;
 use ssntp_pki::{Identity, Role, Trust};
 use ssntp_transport::{Cancel, Outbox, deadline, dispatch, locked};
 
@@ -469,6 +470,8 @@ pub(super) struct Counts {
     /// The outbox of the present session. It counts the frames that it has sent, so that sending a
     /// frame does not lock these counters.
     present: Option<Outbox>,
+    /// The silence of the server of the present session.
+    pub(super) silence: Silence,
 }
 
 impl Counts {
@@ -478,6 +481,7 @@ impl Counts {
             counters: ClientCounters::default(),
             failures: BTreeMap::new(),
             present: None,
+            silence: Silence::new(now()),
         }
     }
 
@@ -491,6 +495,7 @@ impl Counts {
         self.since = now;
         self.counters.sessions += 1;
         self.present = Some(outbox.clone());
+        self.silence = Silence::new(now);
     }
 
     /// Adds the counters of the present session's outbox, after its threads have ended.

@@ -10,6 +10,7 @@ use super::error::SessionEnd;
 use super::event::{ClientEvent, LOG};
 use super::handle::ClientState;
 use super::inbound::Inbound;
+use crate::clock::now;
 use crate::payload::{Draining, InvalidFrameType};
 use crate::proto::{
     Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, answer_to_bad_exchange,
@@ -54,6 +55,9 @@ impl SessionSink {
                 // The handle keeps the latest configuration.
                 self.state.configure(frame.payload_bytes());
             } else if kind == ErrorCode::INVALID_FRAME_TYPE {
+                if locked(&self.state.counts).silence.takes(&frame) {
+                    continue;
+                }
                 self.refused_kind(&frame);
             }
             let bytes = frame.encoded_len();
@@ -124,10 +128,13 @@ impl Sink<Item> for SessionSink {
         let is_unsupported = |item: &&Item| matches!(item, Item::Unsupported(_));
         let unsupported = items.iter().filter(is_unsupported).count() as u64;
         {
-            let counters = &mut locked(&state.counts).counters;
-            counters.received_bytes += bytes as u64;
-            counters.received_frames += frames;
-            counters.unsupported += unsupported;
+            let mut counts = locked(&state.counts);
+            counts.counters.received_bytes += bytes as u64;
+            counts.counters.received_frames += frames;
+            counts.counters.unsupported += unsupported;
+            if state.config.idle_limit.is_some() {
+                counts.silence.hear(now());
+            }
         }
         // The lock is held while the channel of events is full. The only other thread that needs it
         // then is one that closes the client, and a close ends this wait before it takes the lock.

@@ -75,6 +75,7 @@ pub struct ServerConfig {
     pub(super) queue: Limits,
     pub(super) slow_consumer: SlowConsumer,
     pub(super) write_timeout: Duration,
+    pub(super) idle_limit: Option<Duration>,
     pub(super) tcp: TcpOptions,
     pub(super) grace: Duration,
     pub(super) queue_budget: Option<u64>,
@@ -122,6 +123,7 @@ impl ServerConfig {
             queue: Limits::default(),
             slow_consumer: SlowConsumer::default(),
             write_timeout: Duration::from_secs(30),
+            idle_limit: None,
             tcp: TcpOptions::default(),
             grace: Duration::from_secs(1),
             queue_budget: None,
@@ -249,6 +251,11 @@ impl ServerConfig {
         /// The time after which a connection ends if the peer accepts no data, and the longest time for
         /// a session that ends to send its queue. Default: 30 s.
         write_timeout: Duration;
+
+        /// The longest silence of a client. One that has sent nothing for half of this time is asked for a sign
+        /// of life, and its session ends if it does not answer: its process may be stopped, for which its system
+        /// answers TCP's own probes. At least 30 s. Default: none.
+        idle_limit: Duration;
 
         /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
         tcp: TcpOptions;

@@ -263,6 +263,9 @@ impl ServerCore {
                 return;
             }
         };
+        if kind == ErrorCode::INVALID_FRAME_TYPE && item.each().any(|frame| session.silence.takes(&frame)) {
+            return;
+        }
         // Counted before the filter, so that the figures show attempts as well.
         self.state.sending.count_received(kind, frames, bytes as u64);
         self.state
@@ -588,7 +591,7 @@ impl Core for ServerCore {
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
-            session.last_received = Some(now);
+            session.silence.hear(now);
         } else {
             self.state.links.received(id, now);
         }
@@ -605,7 +608,10 @@ impl Core for ServerCore {
         let rest = match &mut item {
             // Operators' commands are handled one at a time, so that each answer is queued before the next
             // command is handled.
-            Item::Run(run) if is_of_operators(run.kind()) => run.split_off(1).map(Item::Run),
+            // Answers to a question for a sign of life are taken out one at a time.
+            Item::Run(run) if is_of_operators(run.kind()) || run.kind() == ErrorCode::INVALID_FRAME_TYPE => {
+                run.split_off(1).map(Item::Run)
+            }
             Item::Run(run) => run.split_off(most).map(Item::Run),
             _ => None,
         };
@@ -689,6 +695,7 @@ impl Core for ServerCore {
         [
             self.timer,
             self.state.sessions.next_expiry_check(),
+            self.state.sessions.next_look(),
             self.state.admission.drains_until(),
             self.state.links.next_beat(),
         ]
@@ -704,6 +711,7 @@ impl Core for ServerCore {
                 core.state.sending.actions.stop();
             }
             core.state.end_expired();
+            core.state.end_silent();
             // Taken, so that the handler is called once for each time that `next_timer` has returned.
             if core.timer.take_if(|at| *at <= now).is_some() {
                 core.guarded("timer", |handler, cx| handler.timer(cx));

@@ -230,7 +230,7 @@ impl SessionFigures {
             info: Arc::clone(&session.info),
             since: at(session.since),
             counters: session.counters(),
-            last_received: session.last_received.map(at),
+            last_received: session.silence.heard().map(at),
             last_queued: flow.last_item_at.map(at),
             held_back: in_line.or(without_credit.map(|since| (HeldBack::Credit, passed(since)))),
             pace: match flow.awaited_since {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::time::Moment;
+use crate::silence::{LOOKS, Look, SHORTEST, Silence};
 use ssntp_pki::Role;
 use ssntp_pki::{CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, OutboxCounters, PeerAddress, Table};
@@ -172,8 +173,7 @@ pub(super) struct Session {
     pub(super) since: Instant,
     /// Decides which session stays if another server has one of the same UUID.
     pub(super) rank: Rank,
-    /// The time at which bytes were last received, or waited for memory.
-    pub(super) last_received: Option<Instant>,
+    pub(super) silence: Silence,
     /// True once [`Handler::connected`](super::Handler::connected) was called for the session.
     pub(super) announced: bool,
     /// The time at which the certificate expires and the session must end. `None` if expiry is not
@@ -195,7 +195,7 @@ impl Session {
             counters: SessionCounters::default(),
             since,
             rank: Rank::default(),
-            last_received: None,
+            silence: Silence::new(since),
             announced: false,
             expires: None,
             bad_traces,
@@ -226,11 +226,21 @@ pub(super) struct Sessions {
     by_expiry: BTreeSet<(SystemTime, SessionId)>,
     /// The time of the next check for expired certificates.
     next_expiry_check: Option<Instant>,
+    /// The longest silence of a session, and the time of the next look.
+    silence: Option<(Duration, Instant)>,
 }
 
 pub(super) const ROLES: usize = Role::ALL.bits().count_ones() as usize;
 
 impl Sessions {
+    /// No sessions. Each may be silent for `idle_limit`.
+    pub(super) fn new(idle_limit: Option<Duration>, now: Instant) -> Self {
+        Self {
+            silence: idle_limit.map(|limit| (limit.max(SHORTEST), now)),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
@@ -287,6 +297,22 @@ impl Sessions {
         };
         self.schedule_expiry_check(due.len(), shortest, time);
         due
+    }
+
+    /// The time of the next call of [`silent`](Self::silent).
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.silence.map(|(_, next)| next)
+    }
+
+    /// The sessions that are to be asked for a sign of life, and those that have given none, if a look is due.
+    pub(super) fn silent(&mut self, now: Instant) -> Vec<(SessionId, Look)> {
+        let Some((limit, _)) = self.silence.filter(|(_, next)| *next <= now) else {
+            return Vec::new();
+        };
+        self.silence = Some((limit, now + limit / LOOKS));
+        let sessions = self.ids().into_iter();
+        let looks = sessions.filter_map(|id| Some((id, self.get_mut(id)?.silence.look(now, limit))));
+        looks.filter(|(_, look)| *look != Look::Nothing).collect()
     }
 
     /// Moves the next check forward to the first expiry after the first `skipped` ones, if that is earlier.

@@ -39,9 +39,11 @@ use crate::payload::{
     ServerState, Servers,
 };
 use crate::proto::{
-    Connect, ErrorCode, Exchange, Frame, FrameKind, Item, Refusal, Run, ServerHandshake, answer_to_filtered,
+    Connect, ErrorCode, Exchange, Frame, FrameKind, Item, PROBE, Refusal, Run, ServerHandshake,
+    answer_to_filtered,
 };
 use crate::request::{Awaited, Outstanding, Request, RequestError};
+use crate::silence::{Look, SILENT};
 use ssntp_pki::Role;
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
 use ssntp_transport::dispatch::{Drops, Origin, View};
@@ -112,7 +114,7 @@ impl State {
                 now,
                 wall: SystemTime::UNIX_EPOCH,
             },
-            sessions: Sessions::default(),
+            sessions: Sessions::new(config.idle_limit, now),
             admission: Admission::new(own.uuid, config.admission, max_sessions, open),
             routing: Routing::new(config.filter, config.rules, &own.operands)?,
             configuration: Configuration::new(
@@ -355,6 +357,18 @@ impl State {
                 let not_after = session.info.certificate().not_after_text();
                 let why = Fault::Expired { not_after }.to_string();
                 self.dismiss(id, DisconnectReason::Certificate(why));
+            }
+        }
+    }
+
+    /// Asks silent sessions for a sign of life, and ends those that have given none.
+    pub(super) fn end_silent(&mut self) {
+        for (id, look) in self.sessions.silent(self.time.now) {
+            if look == Look::Ask {
+                self.sending.own(id, &Frame::new(PROBE));
+            } else {
+                // Without sending its queue, because the client does not read it.
+                self.end(id, DisconnectReason::Lost(SILENT.into()), true);
             }
         }
     }

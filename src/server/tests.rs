@@ -17,8 +17,10 @@ use super::core::ServerCore;
 use super::environment::Environment;
 use super::*;
 use crate::Role;
-use crate::proto::Frame;
-use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
+use crate::proto::{
+    Codec, Command, Connect, ErrorCode, Frame, FrameKind, FrameType, Item, PROBE, Refusal, Run, Trace,
+    answer_to_unsupported,
+};
 use crate::wire::outgoing;
 use ssntp_pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use ssntp_transport::dispatch::{Action, Core, Drops, Origin};
@@ -607,4 +609,35 @@ fn a_draining_server_stops_when_all_clients_have_left_or_their_time_is_over() {
         }
         assert!(rig.tick().is_empty());
     }
+}
+
+#[test]
+fn a_silent_client_is_asked_for_a_sign_of_life_and_its_session_ends_without_one() {
+    let (handler, received_notes) = notes();
+    let mut rig = Rig::new(handler, |c| c.idle_limit(Duration::from_secs(80)));
+    let (stopped, lives) = (rig.connect(Role::AGENT), rig.connect(Role::AGENT));
+    let answer = answer_to_unsupported(PROBE).unwrap();
+    for seconds in (10..=80).step_by(10) {
+        rig.pass(Duration::from_secs(10));
+        let actions = rig.tick();
+        let expected = match seconds {
+            40 => vec![(stopped.id, 1), (lives.id, 1)],
+            // The other one is asked again, because it has only answered.
+            80 => vec![(lives.id, 1)],
+            _ => Vec::new(),
+        };
+        assert_eq!(sends(&actions), expected, "{seconds}");
+        if seconds == 40 {
+            rig.core.received(lives.id, 8, rig.now);
+            assert!(rig.receive(&lives, Item::from(&answer)).is_empty());
+        }
+    }
+    // The application gets neither the answer nor another end.
+    let received: Vec<_> = received_notes.try_iter().skip(2).collect();
+    let lost = DisconnectReason::Lost("the peer has sent nothing, and does not answer".into());
+    assert_eq!(received, [Note::Disconnected(lost)]);
+    // Without a question the answer is a frame as any other.
+    rig.receive(&lives, Item::from(&answer));
+    rig.receive(&lives, Item::from(&answer));
+    assert_eq!(received_notes.try_iter().count(), 1);
 }

@@ -16,7 +16,9 @@ use log::{Level, log};
 use super::super::error::{ClientError, SessionEnd};
 use super::super::event::{ClientEvent, LOG};
 use super::{At, ClientCore, Next, Stage, Standing};
-use crate::proto::ErrorCode;
+use crate::proto::{ErrorCode, Frame, PROBE};
+use crate::silence::{LOOKS, Look, SHORTEST, SILENT};
+use crate::wire::outgoing;
 use ssntp_transport::{Outbox, after, locked};
 
 /// The time that the server has to end its side after the last byte that it was sent.
@@ -49,6 +51,8 @@ pub(super) struct Session {
     /// Receives the time within which the server asks this client to leave.
     pub(super) drain_requests: Receiver<Duration>,
     pub(super) leave_at: Option<Instant>,
+    /// The time of the next look at a silent server.
+    pub(super) look_at: Option<Instant>,
     /// True if the server is no longer trusted because its certificate is revoked.
     pub(super) is_revoked: bool,
     /// The reason for the application. Only meaningful after `Established`.
@@ -90,6 +94,10 @@ impl ClientCore {
             // A random time, so that not all clients connect to another server at once.
             session.leave_at = drain.ok().map(|within| at.now + within.mul_f64(at.share));
         }
+        if matches!(session.phase, Phase::Established) && self.is_silent(&mut session, at) {
+            let silent = || SessionEnd::Lost(SILENT.into());
+            session.peer_reason.get_or_insert_with(silent);
+        }
         let is_over = closed || session.peer_reason.is_some();
         if self.adopt_renewal() && !is_over {
             self.check_trust(&mut session, at);
@@ -97,7 +105,7 @@ impl ClientCore {
         let (phase, next) = match session.phase {
             Phase::Established => match self.end_reason(&session, at) {
                 None => {
-                    let due = [self.replacement_due(), session.leave_at]
+                    let due = [self.replacement_due(), session.leave_at, session.look_at]
                         .into_iter()
                         .flatten()
                         .min();
@@ -163,6 +171,34 @@ impl ClientCore {
             return Some(SessionEnd::Renewed);
         }
         is_due(session.leave_at).then_some(SessionEnd::Draining)
+    }
+
+    /// The longest silence of a server.
+    pub(super) fn idle_limit(&self) -> Option<Duration> {
+        self.state.config.idle_limit.map(|limit| limit.max(SHORTEST))
+    }
+
+    /// Asks a silent server for a sign of life. True if it has given none.
+    fn is_silent(&self, session: &mut Session, at: At) -> bool {
+        let Some(limit) = self.idle_limit() else {
+            return false;
+        };
+        if session.look_at.take_if(|look_at| *look_at <= at.now).is_none() {
+            return false;
+        }
+        session.look_at = Some(at.now + limit / LOOKS);
+        let silence = &mut locked(&self.state.counts).silence;
+        if self.state.inbound.try_lock().is_err() {
+            // The reader waits for the application, so it is this side that does not read.
+            silence.hear(at.now);
+        }
+        let look = silence.look(at.now, limit);
+        if look == Look::Ask {
+            // If there is no room, the server does not read, and the write timeout decides.
+            let question = outgoing(&Frame::new(PROBE), false);
+            let _ = session.outbox.push(question, self.state.config.queue, false);
+        }
+        look == Look::End
     }
 
     /// Ends the session if the new credentials no longer trust its server, also while the session is

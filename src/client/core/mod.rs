@@ -59,6 +59,7 @@ use super::uplink::{Obstacle, Uplink};
 use super::uuid_file::Claimed;
 use crate::proto::{Frame, Refusal};
 use crate::request::{Awaited, Outstanding, RequestError};
+use crate::silence::LOOKS;
 use crate::wire::Decoder;
 use ssntp_pki::{CertificateDer, Identity};
 use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline, locked};
@@ -507,6 +508,7 @@ impl ClientCore {
                 never()
             },
             leave_at: None,
+            look_at: self.idle_limit().map(|limit| at.now + limit / LOOKS),
             is_revoked: false,
             reason: SessionEnd::Closed,
             phase: Phase::Established,

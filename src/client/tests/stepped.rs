@@ -4,7 +4,7 @@ use super::renewing::{another_authority, of};
 use super::*;
 use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::payload::Draining;
-use crate::proto::{FrameKind, FrameType, Item, Operands, Run};
+use crate::proto::{FrameKind, FrameType, Item, Operands, PROBE, Run, answer_to_unsupported};
 use bytes::Bytes;
 use ssntp_pki::{Authority, AuthorityRequest, Role};
 use ssntp_transport::{EndReason, Sink};
@@ -367,4 +367,36 @@ fn a_server_that_admits_a_client_and_asks_it_to_leave_at_once_is_not_dialled_wit
             Ok(ClientEvent::Disconnected { .. })
         ));
     }
+}
+
+#[test]
+fn a_silent_server_is_asked_for_a_sign_of_life_and_its_session_ends_without_one() {
+    let config = agent().address("a:1".parse().unwrap());
+    let mut client = Stepped::new(config.idle_limit(Duration::from_secs(80)));
+    client.dials();
+    let mut session = client.establish();
+    let pass = |client: &mut Stepped, tens: u32| {
+        for _ in 0..tens {
+            client.at.now += Duration::from_secs(10);
+            assert!(matches!(client.step(), Next::Wait(Some(_))));
+        }
+    };
+    pass(&mut client, 3);
+    assert_eq!(session.outbox.waiting().items, 0);
+    pass(&mut client, 1);
+    assert_eq!(session.outbox.waiting().items, 1);
+    // The application does not get the answer.
+    let answer = answer_to_unsupported(PROBE).unwrap();
+    session.items(&mut vec![Item::from(&answer)], 8);
+    pass(&mut client, 4);
+    assert_eq!(session.outbox.waiting().items, 2, "it is asked again");
+    assert!(client.events.try_recv().is_err());
+    client.at.now += Duration::from_secs(10);
+    assert!(matches!(client.step(), Next::Wait(Some(_))));
+    let lost = SessionEnd::Lost("the peer has sent nothing, and does not answer".into());
+    let told = client.events.try_recv();
+    assert!(
+        matches!(&told, Ok(ClientEvent::Disconnected { reason, .. }) if *reason == lost),
+        "{told:?}"
+    );
 }

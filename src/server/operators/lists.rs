@@ -60,7 +60,7 @@ fn session_entry(session: &Session, now: Instant) -> SessionEntry {
         roles: info.role.to_string(),
         address: info.address.to_string(),
         age_s: seconds(session.since),
-        idle_s: seconds(session.last_received.unwrap_or(session.since)),
+        idle_s: seconds(session.silence.heard().unwrap_or(session.since)),
         serial: certificate.serial.clone(),
         subject: beginning(&certificate.subject),
         issuer: beginning(&certificate.issuer),
