@@ -16,7 +16,7 @@ pub use crate::request::Awaited;
 pub use crate::server::admission::{AdmissionRequest, Grant, Peer, RequestKind};
 pub use crate::server::core::ServerCore;
 pub use crate::server::dial::{Attempt, Redial};
-pub use crate::server::entry::{CLAIM, Entry, NoEntry, Step};
+pub use crate::server::entry::{CLAIM, Entry, EntryStep, NoEntry};
 pub use crate::server::environment::Environment;
 pub use crate::server::links::{LinkFailure, LinkRequest};
 pub use crate::wire::Decoder;

@@ -33,13 +33,13 @@ const RETRY_SOON: Duration = Duration::from_secs(60);
 
 /// Identity, trust, and the TLS connector made of both.
 #[derive(Clone, Debug)]
-pub(super) struct Credentials {
+pub(super) struct ClientCredentials {
     pub(super) identity: Identity,
     trust: Trust,
     pub(super) connector: Connector,
 }
 
-impl Credentials {
+impl ClientCredentials {
     pub(super) fn new(identity: &Identity, trust: &Trust, resumption: bool) -> Result<Self, ClientError> {
         let failed = |e: TlsError| ClientError::Tls(std::sync::Arc::new(e));
         let connector = trust.connector(identity).map_err(failed)?;

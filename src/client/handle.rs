@@ -11,7 +11,7 @@ use crossbeam_channel::Sender;
 use uuid::Uuid;
 
 use super::config::{ClientConfig, Offline};
-use super::credentials::Credentials;
+use super::credentials::ClientCredentials;
 use super::error::{ClientError, DialError, DialFault, SendFault, SessionEnd, UnsentError};
 use super::event::{ClientCounters, ClientEvent, ServerInfo};
 use super::figures::ClientFigures;
@@ -205,7 +205,7 @@ impl ClientHandle {
                 bound,
             });
         }
-        let renewed = Credentials::new(identity, trust, self.state.config.resumption)?;
+        let renewed = ClientCredentials::new(identity, trust, self.state.config.resumption)?;
         let mut credentials = locked(&self.state.credentials);
         let follows = renewed.connector.check_follows(&credentials.connector);
         follows.map_err(Arc::new)?;
@@ -348,7 +348,7 @@ pub(super) struct ClientState {
     pub(super) open_requests: Arc<()>,
     pub(super) uplink: Uplink,
     /// The credentials of the next attempt.
-    pub(super) credentials: Mutex<Credentials>,
+    pub(super) credentials: Mutex<ClientCredentials>,
     /// The identity of the present session.
     pub(super) in_use: Mutex<Option<Identity>>,
     /// Signals the supervisor that the credentials were replaced.

@@ -41,14 +41,14 @@ pub(super) struct Uplink {
     role: Role,
     offline: Offline,
     queue: Limits,
-    state: RwLock<State>,
+    state: RwLock<UplinkState>,
     pub(super) changes: Changes,
 }
 
 #[derive(Debug)]
-enum State {
+enum UplinkState {
     Down(Waiting),
-    Up(Up),
+    Up(UplinkSession),
     Ended(ClientError),
 }
 
@@ -72,7 +72,7 @@ enum Gap {
 }
 
 #[derive(Debug)]
-struct Up {
+struct UplinkSession {
     outbox: Outbox,
     server: Arc<ServerInfo>,
     /// True once it is to be replaced, so that new requests wait for the next session.
@@ -107,7 +107,7 @@ impl Uplink {
             role,
             offline,
             queue,
-            state: RwLock::new(State::Down(Waiting::default())),
+            state: RwLock::new(UplinkState::Down(Waiting::default())),
             changes: Changes::default(),
         }
     }
@@ -117,7 +117,7 @@ impl Uplink {
     /// `Offline` the frame is a request, which is never moved to another session. Never waits.
     pub(super) fn offer(&self, frame: &Frame, offline: Option<Offline>) -> Result<(), Obstacle> {
         // The common case holds the lock for reading, so that many threads send at the same time.
-        if let State::Up(up) = &*self.read()
+        if let UplinkState::Up(up) = &*self.read()
             && (offline.is_some() || !up.is_leaving)
             && let Some(result) = self.push(up, frame)
         {
@@ -125,12 +125,12 @@ impl Uplink {
         }
         let mut state = self.write();
         // The link closes the outbox before the supervisor learns that the session is over.
-        if matches!(&*state, State::Up(up) if up.outbox.is_closed()) {
-            *state = State::Down(Waiting::default());
+        if matches!(&*state, UplinkState::Up(up) if up.outbox.is_closed()) {
+            *state = UplinkState::Down(Waiting::default());
         }
         let seen = self.changes.number();
         match &mut *state {
-            State::Down(waiting) => {
+            UplinkState::Down(waiting) => {
                 let limits = match (offline, &waiting.gap) {
                     (Some(Offline::Queue(limits)), _) => limits,
                     (_, Gap::No) => return Err(Obstacle::Fault(SendFault::NotConnected)),
@@ -149,19 +149,19 @@ impl Uplink {
                 waiting.frames.push_back(frame.clone());
                 Ok(())
             }
-            State::Up(up) if offline.is_none() && up.is_leaving => Err(Obstacle::Replaced(seen)),
+            UplinkState::Up(up) if offline.is_none() && up.is_leaving => Err(Obstacle::Replaced(seen)),
             // A session began after the first check of the state. If it is over already, a wait
             // for its outbox ends at once, and the frame is offered again.
-            State::Up(up) => {
+            UplinkState::Up(up) => {
                 let over = || Err(Obstacle::Session(up.outbox.clone(), self.queue));
                 self.push(up, frame).unwrap_or_else(over)
             }
-            State::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
+            UplinkState::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
         }
     }
 
     /// Puts a frame into the outbox of a session. `None` if the session is over.
-    fn push(&self, up: &Up, frame: &Frame) -> Option<Result<(), Obstacle>> {
+    fn push(&self, up: &UplinkSession, frame: &Frame) -> Option<Result<(), Obstacle>> {
         let item = self.item(frame, up.server.tracing);
         // The memory of the item and not of the frame: a trace gets a stamp, or is left out.
         let mark = Limits {
@@ -207,13 +207,13 @@ impl Uplink {
     /// that the old session still sends are not included.
     pub(super) fn waiting(&self) -> Load {
         match &*self.read() {
-            State::Up(up) => up.outbox.waiting(),
-            State::Down(waiting) => Load {
+            UplinkState::Up(up) => up.outbox.waiting(),
+            UplinkState::Down(waiting) => Load {
                 frames: waiting.frames.len() as u64,
                 bytes: waiting.bytes,
                 ..Load::default()
             },
-            State::Ended(_) => Load::default(),
+            UplinkState::Ended(_) => Load::default(),
         }
     }
 
@@ -222,7 +222,7 @@ impl Uplink {
     /// the client.
     pub(super) fn up(&self, server: &Arc<ServerInfo>) -> Option<Outbox> {
         let mut state = self.write();
-        let State::Down(waiting) = &mut *state else {
+        let UplinkState::Down(waiting) = &mut *state else {
             return None;
         };
         let frames = std::mem::take(waiting).frames;
@@ -234,7 +234,7 @@ impl Uplink {
             debug_assert!(taken.is_ok(), "the outbox is open");
         }
         // Only now, so that no frame of another thread overtakes the frames that have waited.
-        *state = State::Up(Up {
+        *state = UplinkState::Up(UplinkSession {
             outbox: outbox.clone(),
             server: server.clone(),
             is_leaving: false,
@@ -248,8 +248,10 @@ impl Uplink {
     pub(super) fn down(&self) {
         let mut state = self.write();
         match &mut *state {
-            State::Up(_) => *state = State::Down(Waiting::default()),
-            State::Down(waiting) if matches!(waiting.gap, Gap::Parting(_)) => waiting.gap = Gap::Open(None),
+            UplinkState::Up(_) => *state = UplinkState::Down(Waiting::default()),
+            UplinkState::Down(waiting) if matches!(waiting.gap, Gap::Parting(_)) => {
+                waiting.gap = Gap::Open(None)
+            }
             _ => {}
         }
         drop(state);
@@ -258,7 +260,7 @@ impl Uplink {
 
     /// Notes that the session is to be replaced: new requests wait for the next one.
     pub(super) fn leave(&self) {
-        if let State::Up(up) = &mut *self.write() {
+        if let UplinkState::Up(up) = &mut *self.write() {
             up.is_leaving = true;
         }
     }
@@ -267,9 +269,9 @@ impl Uplink {
     #[cfg(test)]
     pub(super) fn defers_requests(&self) -> bool {
         match &*self.read() {
-            State::Up(up) => up.is_leaving,
-            State::Down(waiting) => !matches!(waiting.gap, Gap::No),
-            State::Ended(_) => false,
+            UplinkState::Up(up) => up.is_leaving,
+            UplinkState::Down(waiting) => !matches!(waiting.gap, Gap::No),
+            UplinkState::Ended(_) => false,
         }
     }
 
@@ -277,11 +279,11 @@ impl Uplink {
     /// it are still sent. Later frames wait for the next session.
     pub(super) fn part(&self) {
         let mut state = self.write();
-        if let State::Up(up) = &*state {
+        if let UplinkState::Up(up) = &*state {
             let outbox = up.outbox.clone();
             // Under the lock for writing, so that each frame is either in the outbox or waits.
             outbox.close();
-            *state = State::Down(Waiting {
+            *state = UplinkState::Down(Waiting {
                 gap: Gap::Parting(outbox),
                 ..Waiting::default()
             });
@@ -290,7 +292,7 @@ impl Uplink {
 
     /// Sets the end of a gap, if the session that was replaced is over.
     pub(super) fn limit_gap(&self, at: Instant) {
-        if let State::Down(Waiting {
+        if let UplinkState::Down(Waiting {
             gap: Gap::Open(ends @ None),
             ..
         }) = &mut *self.write()
@@ -302,7 +304,7 @@ impl Uplink {
     /// The time at which [`give_up`](Self::give_up) is due.
     pub(super) fn gap_ends_at(&self) -> Option<Instant> {
         match &*self.read() {
-            State::Down(Waiting {
+            UplinkState::Down(Waiting {
                 gap: Gap::Open(ends), ..
             }) => *ends,
             _ => None,
@@ -316,7 +318,7 @@ impl Uplink {
             return 0;
         }
         let mut state = self.write();
-        let State::Down(waiting) = &mut *state else {
+        let UplinkState::Down(waiting) = &mut *state else {
             return 0;
         };
         waiting.gap = Gap::No;
@@ -334,20 +336,20 @@ impl Uplink {
     pub(super) fn end(&self, reason: ClientError) -> Option<UplinkEnd> {
         let mut state = self.write();
         let end = match &*state {
-            State::Ended(_) => return None,
-            State::Up(up) => {
+            UplinkState::Ended(_) => return None,
+            UplinkState::Up(up) => {
                 up.outbox.close();
                 UplinkEnd {
                     connected: true,
                     lost: 0,
                 }
             }
-            State::Down(waiting) => UplinkEnd {
+            UplinkState::Down(waiting) => UplinkEnd {
                 connected: matches!(waiting.gap, Gap::Parting(_)),
                 lost: waiting.frames.len() as u64,
             },
         };
-        *state = State::Ended(reason);
+        *state = UplinkState::Ended(reason);
         drop(state);
         self.changes.add();
         Some(end)
@@ -356,7 +358,7 @@ impl Uplink {
     /// The reason why the uplink has ended. `None` if it has not.
     pub(super) fn ended(&self) -> Option<ClientError> {
         match &*self.read() {
-            State::Ended(reason) => Some(reason.clone()),
+            UplinkState::Ended(reason) => Some(reason.clone()),
             _ => None,
         }
     }
@@ -364,7 +366,7 @@ impl Uplink {
     /// The server of the present session. `None` if there is no session.
     pub(super) fn server(&self) -> Option<Arc<ServerInfo>> {
         match &*self.read() {
-            State::Up(up) if !up.outbox.is_closed() => Some(up.server.clone()),
+            UplinkState::Up(up) if !up.outbox.is_closed() => Some(up.server.clone()),
             _ => None,
         }
     }
@@ -375,8 +377,8 @@ impl Uplink {
         loop {
             let seen = self.changes.number();
             match &*self.read() {
-                State::Up(up) if !up.outbox.is_closed() => return Ok(true),
-                State::Ended(reason) => return Err(reason.clone()),
+                UplinkState::Up(up) if !up.outbox.is_closed() => return Ok(true),
+                UplinkState::Ended(reason) => return Err(reason.clone()),
                 _ => {}
             }
             if !self.changes.wait(seen, deadline) {
@@ -391,8 +393,8 @@ impl Uplink {
         loop {
             let seen = self.changes.number();
             let outbox = match &*self.read() {
-                State::Up(up) => Some(up.outbox.clone()),
-                State::Down(waiting) => {
+                UplinkState::Up(up) => Some(up.outbox.clone()),
+                UplinkState::Down(waiting) => {
                     let is_sending =
                         matches!(&waiting.gap, Gap::Parting(outbox) if outbox.waiting().items > 0);
                     if waiting.frames.is_empty() && !is_sending {
@@ -400,7 +402,7 @@ impl Uplink {
                     }
                     None
                 }
-                State::Ended(_) => return false,
+                UplinkState::Ended(_) => return false,
             };
             if now() >= deadline {
                 return false;
@@ -431,11 +433,11 @@ impl Uplink {
         outgoing(&stamped, true)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    fn read(&self) -> RwLockReadGuard<'_, UplinkState> {
         locked_again(self.state.read())
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write(&self) -> RwLockWriteGuard<'_, UplinkState> {
         locked_again(self.state.write())
     }
 }

@@ -16,7 +16,7 @@ use log::{Level, info, log};
 
 use super::admission::Grant;
 use super::core::{CoreEvents, ServerCore};
-use super::entry::{Entry, NoEntry, Step};
+use super::entry::{Entry, EntryStep, NoEntry};
 use super::environment::Environment;
 use super::links::{CLAIM, LINK_PROTOCOL};
 use super::log::AUDIT;
@@ -120,23 +120,23 @@ impl EntryRunner<'_> {
         loop {
             // From here on others may send to the newcomer's session, so a stop must end the session
             // and not this handshake. It fails if the handshake was cut or stopped before.
-            let has_first_frame = matches!(step, Step::Claim(..) | Step::Admit(_));
+            let has_first_frame = matches!(step, EntryStep::Claim(..) | EntryStep::Admit(_));
             if has_first_frame && self.newcomer.is_some_and(|newcomer| !newcomer.input_complete()) {
                 step = entry.stopping();
             }
             step = match step {
-                Step::Receive => match halves.receive_until(self.deadline) {
+                EntryStep::Receive => match halves.receive_until(self.deadline) {
                     Ok(received) => entry.received(halves.inbox.bytes_mut(), received.end, wall_clock()),
                     Err(_) if self.newcomer.is_some_and(|newcomer| newcomer.is_stopping()) => {
                         entry.stopping()
                     }
                     Err(e) => entry.lost(e),
                 },
-                Step::Claim(call, verdict) => {
+                EntryStep::Claim(call, verdict) => {
                     let sent = self.events.send(DispatchEvent::Call(call)).is_ok();
                     entry.claimed(sent.then(|| verdict.recv_timeout(CLAIM).ok()).flatten())
                 }
-                Step::Admit(request) => match self.events.admit(*request, Arc::clone(&self.stream)) {
+                EntryStep::Admit(request) => match self.events.admit(*request, Arc::clone(&self.stream)) {
                     Some(Ok(granted)) => {
                         // If this thread panics or returns, dropping this reports to the dispatcher.
                         let admission = Admission::new(granted.id, self.events.clone());
@@ -146,7 +146,7 @@ impl EntryRunner<'_> {
                     Some(Err(refusal)) => entry.decided(Err(refusal)),
                     None => entry.stopping(),
                 },
-                Step::Send(item) => match send(&mut halves, item, self.deadline) {
+                EntryStep::Send(item) => match send(&mut halves, item, self.deadline) {
                     Ok(()) => entry.sent(),
                     Err(e) => {
                         if let Some((_, admission)) = &mut admitted {
@@ -155,8 +155,8 @@ impl EntryRunner<'_> {
                         entry.lost(e)
                     }
                 },
-                Step::Start => break,
-                Step::End(why) => {
+                EntryStep::Start => break,
+                EntryStep::End(why) => {
                     match admitted {
                         // CONNECTED may be on its way, so no refusal can follow.
                         Some(_) => self.count(&why),

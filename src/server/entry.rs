@@ -1,5 +1,5 @@
 //! The admission of one newcomer behind TLS, as a state machine: received bytes and decisions go in,
-//! the next [`Step`] comes out.
+//! the next [`EntryStep`] comes out.
 //!
 //! ```text
 //!  client:                CONNECT ─▶ Claim ─▶ Admit ─▶ Send CONNECTED ─▶ Start
@@ -39,7 +39,7 @@ use ssntp_transport::dispatch::Call;
 use ssntp_transport::{ConnectionId, Outgoing, PeerAddress};
 
 /// The next thing to do for a newcomer.
-pub enum Step {
+pub enum EntryStep {
     /// Receive more bytes, then call [`Entry::received`] or [`Entry::lost`].
     Receive,
     /// Run this call on the dispatcher, wait for the verdict for at most [`CLAIM`], then call
@@ -55,7 +55,7 @@ pub enum Step {
     End(NoEntry),
 }
 
-impl fmt::Debug for Step {
+impl fmt::Debug for EntryStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Receive => "Receive",
@@ -208,43 +208,43 @@ impl Entry {
     }
 
     /// The first step.
-    pub fn begin(&mut self, input: &mut BytesMut, wall: SystemTime) -> Step {
+    pub fn begin(&mut self, input: &mut BytesMut, wall: SystemTime) -> EntryStep {
         if let Kind::Server(handshake) = &self.kind
             && let Some(hello) = &handshake.hello
         {
-            return Step::Send(Outgoing::whole(hello.clone(), 1));
+            return EntryStep::Send(Outgoing::whole(hello.clone(), 1));
         }
         self.received(input, false, wall)
     }
 
     /// Handles received bytes. `input` is all bytes that were received and not used; `end` is true if
     /// the peer has ended its side. `wall` is the time of day.
-    pub fn received(&mut self, input: &mut BytesMut, end: bool, wall: SystemTime) -> Step {
+    pub fn received(&mut self, input: &mut BytesMut, end: bool, wall: SystemTime) -> EntryStep {
         match &mut self.kind {
             Kind::Client { .. } => {
                 let certificate = &self.certificate;
                 match ServerHandshake::new(certificate.roles, certificate.uuid).receive(input) {
                     Ok(Some(connect)) => return self.handle_connect(connect, wall),
                     Ok(None) => {}
-                    Err(refusal) => return Step::End(NoEntry::Refused(String::new(), refusal)),
+                    Err(refusal) => return EntryStep::End(NoEntry::Refused(String::new(), refusal)),
                 }
             }
             Kind::Server(handshake) => {
                 match handshake.receive(&self.environment.own, &self.certificate, input) {
                     Ok(Some(request)) => return self.request_admission(RequestKind::Server(request)),
                     Ok(None) => {}
-                    Err(why) => return Step::End(NoEntry::Link(why)),
+                    Err(why) => return EntryStep::End(NoEntry::Link(why)),
                 }
             }
         }
         if end {
             self.lost(io::ErrorKind::UnexpectedEof.into())
         } else {
-            Step::Receive
+            EntryStep::Receive
         }
     }
 
-    fn handle_connect(&mut self, new: Connect, wall: SystemTime) -> Step {
+    fn handle_connect(&mut self, new: Connect, wall: SystemTime) -> EntryStep {
         // The handshake may have taken ten seconds, in which the server's credentials were replaced.
         // The present ones decide.
         let newest = self.environment.active();
@@ -252,7 +252,7 @@ impl Entry {
         self.active = newest;
         let objection = || self.active.objection(&self.chain, &self.certificate, wall);
         if let Some(why) = is_old.then(objection).flatten() {
-            return Step::End(NoEntry::Outdated(why));
+            return EntryStep::End(NoEntry::Outdated(why));
         }
         if let Kind::Client { connect, .. } = &mut self.kind {
             *connect = Some(new);
@@ -272,22 +272,22 @@ impl Entry {
             };
             core.claim(now, actions, &newcomer, verdict);
         };
-        Step::Claim(Box::new(call), answer)
+        EntryStep::Claim(Box::new(call), answer)
     }
 
     /// Handles the verdict of the server that has a session of the newcomer's UUID; `None` if none
     /// has come in time.
-    pub fn claimed(&mut self, verdict: Option<u8>) -> Step {
+    pub fn claimed(&mut self, verdict: Option<u8>) -> EntryStep {
         let Kind::Client {
             connect: Some(connect),
             bad_traces,
             ..
         } = &self.kind
         else {
-            return Step::End(NoEntry::Stopping);
+            return EntryStep::End(NoEntry::Stopping);
         };
         match verdict.and_then(|verdict| refusal(verdict, connect.source)) {
-            Some(refusal) => Step::End(NoEntry::Refused(String::new(), refusal)),
+            Some(refusal) => EntryStep::End(NoEntry::Refused(String::new(), refusal)),
             None => self.request_admission(RequestKind::Client {
                 connect: *connect,
                 bad_traces: Arc::clone(bad_traces),
@@ -295,7 +295,7 @@ impl Entry {
         }
     }
 
-    fn request_admission(&self, kind: RequestKind) -> Step {
+    fn request_admission(&self, kind: RequestKind) -> EntryStep {
         // The certificate is still valid during the second that `not_after` names.
         let expires = self.certificate.not_after + Duration::from_secs(1);
         let peer = Peer {
@@ -305,15 +305,15 @@ impl Entry {
             generation: self.active.generation(),
             address: self.address,
         };
-        Step::Admit(Box::new(AdmissionRequest { peer, kind }))
+        EntryStep::Admit(Box::new(AdmissionRequest { peer, kind }))
     }
 
     /// Handles the verdict of the dispatcher.
-    pub fn decided(&mut self, verdict: Result<&Grant, Refusal>) -> Step {
+    pub fn decided(&mut self, verdict: Result<&Grant, Refusal>) -> EntryStep {
         let grant = match verdict {
             Ok(grant) => grant,
             Err(refusal) => {
-                return Step::End(match &self.kind {
+                return EntryStep::End(match &self.kind {
                     Kind::Client { connect, .. } => {
                         let name = |connect: &Connect| format!("{} ({}): ", connect.source, connect.role);
                         NoEntry::Refused(connect.as_ref().map(name).unwrap_or_default(), refusal)
@@ -328,25 +328,25 @@ impl Entry {
             Kind::Server(handshake) => {
                 // This server's HELLO was sent first.
                 if handshake.hello.is_some() {
-                    return Step::Start;
+                    return EntryStep::Start;
                 }
             }
         }
-        Step::Send(Outgoing::whole(grant.answer.clone(), 1))
+        EntryStep::Send(Outgoing::whole(grant.answer.clone(), 1))
     }
 
-    /// Notes that the bytes of [`Step::Send`] were sent.
-    pub fn sent(&mut self) -> Step {
+    /// Notes that the bytes of [`EntryStep::Send`] were sent.
+    pub fn sent(&mut self) -> EntryStep {
         if self.is_admitted {
-            Step::Start
+            EntryStep::Start
         } else {
-            Step::Receive
+            EntryStep::Receive
         }
     }
 
     /// Handles a failure to receive or to send, or the deadline.
-    pub fn lost(&mut self, e: io::Error) -> Step {
-        Step::End(match self.kind {
+    pub fn lost(&mut self, e: io::Error) -> EntryStep {
+        EntryStep::End(match self.kind {
             Kind::Server(_) => NoEntry::Link(LinkFailure::Lost(e)),
             Kind::Client { .. } if !self.is_admitted && e.kind() == io::ErrorKind::TimedOut => {
                 NoEntry::Refused(String::new(), Refusal::Deadline)
@@ -356,8 +356,8 @@ impl Entry {
     }
 
     /// Ends the entry because the server stops.
-    pub fn stopping(&mut self) -> Step {
-        Step::End(match self.kind {
+    pub fn stopping(&mut self) -> EntryStep {
+        EntryStep::End(match self.kind {
             Kind::Server(_) => NoEntry::Link(LinkFailure::Refused("the server is shutting down".into())),
             Kind::Client { .. } => NoEntry::Stopping,
         })

@@ -25,9 +25,9 @@ use ssntp_transport::provider;
 /// A clone is cheap and shares everything; `Send` and `Sync`. Only the loading functions block, on
 /// the disk.
 #[derive(Clone)]
-pub struct Identity(Arc<Inner>);
+pub struct Identity(Arc<IdentityParts>);
 
-struct Inner {
+struct IdentityParts {
     certified: Arc<CertifiedKey>,
     info: CertificateInfo,
 }
@@ -133,7 +133,7 @@ impl Identity {
     ) -> Result<Self, Error> {
         let info = first_of(&chain).map_err(Error::content(CERTIFICATES))?;
         let certified = certify(chain, signer).map_err(Error::content(KEY))?;
-        Self(Arc::new(Inner { certified, info })).check_usable(CERTIFICATES)
+        Self(Arc::new(IdentityParts { certified, info })).check_usable(CERTIFICATES)
     }
 
     /// Joins chain and key without a check of lifetime and roles.
@@ -146,7 +146,7 @@ impl Identity {
         let info = first_of(&chain).map_err(Error::content(origin))?;
         let key = signing_key(key, key_origin)?;
         let certified = certify(chain, key).map_err(Error::content(key_origin))?;
-        Ok(Self(Arc::new(Inner { certified, info })))
+        Ok(Self(Arc::new(IdentityParts { certified, info })))
     }
 
     fn check_usable(self, origin: &str) -> Result<Self, Error> {

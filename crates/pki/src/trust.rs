@@ -26,10 +26,10 @@ use ssntp_transport::provider;
 /// A clone is cheap and shares everything; `Send` and `Sync`. Only [`load`](Self::load) blocks, on the
 /// disk.
 #[derive(Clone, Debug)]
-pub struct Trust(Arc<Inner>);
+pub struct Trust(Arc<TrustParts>);
 
 #[derive(Clone, Debug)]
-struct Inner {
+struct TrustParts {
     roots: Arc<RootCertStore>,
     authorities: Vec<CertificateInfo>,
     names: Vec<Host>,
@@ -117,7 +117,7 @@ impl Trust {
                 }
             }
         }
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(TrustParts {
             roots: Arc::new(roots),
             authorities,
             names,
@@ -140,9 +140,9 @@ impl Trust {
     pub fn with_revocation_lists(&self, lists: &RevocationLists) -> Result<Self, Error> {
         let revocation = Revocation::new(lists, &self.0.authorities);
         let revocation = revocation.map_err(Error::content(lists.origin()))?;
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(TrustParts {
             revocation: Some(revocation),
-            ..Inner::clone(&self.0)
+            ..TrustParts::clone(&self.0)
         })))
     }
 

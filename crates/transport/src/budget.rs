@@ -50,11 +50,11 @@ struct Counted {
     waiting: AtomicUsize,
     /// The number of reservations that were refused because they could never fit.
     refused: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BudgetState {
     /// The parts of owners. Those without a handle are removed once there are more than `most_parts`.
     parts: HashMap<Box<[u8]>, Weak<Counted>>,
     most_parts: usize,
@@ -235,7 +235,7 @@ impl Budget {
         self.0.whole.as_ref().unwrap_or(self)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BudgetState> {
         locked(&self.0.state)
     }
 
@@ -245,7 +245,7 @@ impl Budget {
 
     /// Grants reservations that fit, in order. Owners that exceed their part are passed over. No other is,
     /// so that a long reservation does not wait forever for short ones.
-    fn serve(&self, mut state: MutexGuard<'_, State>) {
+    fn serve(&self, mut state: MutexGuard<'_, BudgetState>) {
         let (mut at, mut served) = (0, Vec::new());
         while let Some(waiter) = state.line.get(at) {
             let more = waiter.asks();

@@ -37,7 +37,7 @@ const GAP: Duration = Duration::from_secs(10);
 
 /// A session, from CONNECTED until its threads have ended.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct CurrentSession {
     /// The index of the server in the configuration.
     pub(super) server: usize,
     pub(super) began: Instant,
@@ -76,7 +76,7 @@ pub(super) enum Phase {
 }
 
 impl ClientCore {
-    pub(super) fn step_session(&mut self, mut session: Box<Session>, at: At) -> (Stage, Option<Next>) {
+    pub(super) fn step_session(&mut self, mut session: Box<CurrentSession>, at: At) -> (Stage, Option<Next>) {
         let closed = self.is_closed;
         match session.end.try_recv() {
             Ok(reason) => session.peer_reason = Some(reason),
@@ -159,7 +159,7 @@ impl ClientCore {
     }
 
     /// The reason for which an established session has to end now. `None` if there is none.
-    fn end_reason(&self, session: &Session, at: At) -> Option<SessionEnd> {
+    fn end_reason(&self, session: &CurrentSession, at: At) -> Option<SessionEnd> {
         let is_due = |when: Option<Instant>| when.is_some_and(|when| at.now >= when);
         if session.peer_reason.is_some() {
             return session.peer_reason.clone();
@@ -179,7 +179,7 @@ impl ClientCore {
     }
 
     /// Asks a silent server for a sign of life. True if it has given none.
-    fn is_silent(&self, session: &mut Session, at: At) -> bool {
+    fn is_silent(&self, session: &mut CurrentSession, at: At) -> bool {
         let Some(limit) = self.idle_limit() else {
             return false;
         };
@@ -203,7 +203,7 @@ impl ClientCore {
 
     /// Ends the session if the new credentials no longer trust its server, also while the session is
     /// being replaced. Otherwise plans its replacement.
-    fn check_trust(&mut self, session: &mut Session, at: At) {
+    fn check_trust(&mut self, session: &mut CurrentSession, at: At) {
         let (chain, name) = (&session.standing.chain, &session.standing.name);
         let objection = self.credentials.connector.objection(chain, name);
         let is_in_use = !matches!(
@@ -226,7 +226,7 @@ impl ClientCore {
     }
 
     /// Closes the session's queue and lets it be sent, if the reason for the end leaves time.
-    fn begin_flush(&self, session: &Session, at: At) -> Phase {
+    fn begin_flush(&self, session: &CurrentSession, at: At) -> Phase {
         // The time that the server has to handle the queue and to end its side. A server that is no
         // longer trusted has one second, and none if its certificate is revoked.
         let limit = match &session.reason {
@@ -241,7 +241,7 @@ impl ClientCore {
     }
 
     /// Reports the end of the session to the application. The threads may still send the queue.
-    fn disconnect(&self, session: &mut Session, at: At) -> Phase {
+    fn disconnect(&self, session: &mut CurrentSession, at: At) -> Phase {
         self.state.uplink.down();
         self.state.cancel_requests();
         *locked(&self.state.in_use) = None;
@@ -275,7 +275,7 @@ impl ClientCore {
     }
 
     /// The stage that follows a session whose threads have ended.
-    fn next_stage(&mut self, session: Session, at: At) -> Stage {
+    fn next_stage(&mut self, session: CurrentSession, at: At) -> Stage {
         self.state.uplink.limit_gap(at.now + GAP);
         match session.reason {
             SessionEnd::Closed => return self.end(ClientError::Closed),

@@ -46,9 +46,9 @@ use crossbeam_channel::{Receiver, Select, never};
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-use self::life::{Phase, Session};
+use self::life::{CurrentSession, Phase};
 use super::config::ClientConfig;
-use super::credentials::{self, Credentials};
+use super::credentials::{self, ClientCredentials};
 use super::error::{ClientError, DialError, DialFault, SessionEnd};
 use super::event::{ClientEvent, LOG, ServerInfo};
 use super::handle::{ClientHandle, ClientState, Counts};
@@ -87,7 +87,7 @@ pub struct Trial {
     pub server: usize,
     /// The address of the server.
     pub target: Target,
-    pub(super) credentials: Credentials,
+    pub(super) credentials: ClientCredentials,
 }
 
 impl Trial {
@@ -123,7 +123,7 @@ pub struct Up {
 #[derive(Debug)]
 pub struct ClientCore {
     state: Arc<ClientState>,
-    servers: Vec<Server>,
+    servers: Vec<Candidate>,
     stage: Stage,
     /// The index of the server to try next, and the number of servers to try before the next pause.
     next: usize,
@@ -135,7 +135,7 @@ pub struct ClientCore {
     rounds: u32,
     attempts: Option<u32>,
     /// The credentials of the next attempt, and the identity of the last session.
-    credentials: Credentials,
+    credentials: ClientCredentials,
     proven: Option<Identity>,
     /// Ready if the application has replaced the credentials.
     renewed: Receiver<()>,
@@ -152,7 +152,7 @@ pub struct ClientCore {
 }
 
 #[derive(Debug)]
-struct Server {
+struct Candidate {
     target: Target,
     /// The reason why this server is not tried again.
     ruled_out: Option<DialError>,
@@ -167,7 +167,7 @@ enum Stage {
     /// An attempt is under way. If it uses an older identity, this is the error with the newest.
     Dialing(Box<Trial>, Option<DialError>),
     Pausing(Instant),
-    Session(Box<Session>),
+    Session(Box<CurrentSession>),
     Ended,
 }
 
@@ -180,7 +180,7 @@ impl ClientCore {
     pub fn new(config: ClientConfig) -> Result<(Self, Receiver<ClientEvent>), ClientError> {
         let uuid = config.claim_uuid()?;
         let (config, cancel) = (Arc::new(config), Cancel::new());
-        let credentials = Credentials::new(&config.identity, &config.trust, config.resumption)?;
+        let credentials = ClientCredentials::new(&config.identity, &config.trust, config.resumption)?;
         // One signal is enough: the core reads the latest credentials when it sees it.
         let (renewal, renewed) = crossbeam_channel::bounded(1);
         let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
@@ -200,7 +200,7 @@ impl ClientCore {
             bad_traces: Arc::default(),
             cancel,
         });
-        let servers = config.servers().into_iter().map(|target| Server {
+        let servers = config.servers().into_iter().map(|target| Candidate {
             target,
             ruled_out: None,
             known: false,
@@ -493,7 +493,7 @@ impl ClientCore {
             outbox: outbox.clone(),
             server,
         };
-        self.stage = Stage::Session(Box::new(Session {
+        self.stage = Stage::Session(Box::new(CurrentSession {
             server: trial.server,
             began: at.now,
             outbox,

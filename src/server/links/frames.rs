@@ -17,7 +17,7 @@ mod fields;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use self::fields::{Field, Malformed};
+use self::fields::{LinkValue, Malformed};
 use crate::proto::{FrameKind, HEADER_LEN, Header, LINK};
 use crate::server::sessions::Rank;
 use ssntp_pki::Role;
@@ -168,7 +168,7 @@ macro_rules! link_frames {
             fn take(operand: u8, input: &mut Bytes) -> Result<Option<Self>, LinkFault> {
                 Ok(Some(match operand {
                     $($operand => Self::$frame {
-                        $($field: Field::take(input).map_err(|malformed| match malformed {
+                        $($field: LinkValue::take(input).map_err(|malformed| match malformed {
                             Malformed::Short => LinkFault::Short($name),
                             Malformed::Value(field) => LinkFault::Value($name, field),
                         })?),*

@@ -18,7 +18,7 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use ssntp::proto::{ClientHandshake, Command, Connect, Frame, FrameKind, FrameType, Header, Item};
 use ssntp::server::{ClusterHandler, Context, Federation, Handler, Rules, ServerConfig, SessionInfo};
-use ssntp::simulation::{Decoder, Entry, Environment, Grant, ServerCore, Step};
+use ssntp::simulation::{Decoder, Entry, EntryStep, Environment, Grant, ServerCore};
 use ssntp_transport::dispatch::{Admitted, DispatchEvent, Runner, Settings, Threads};
 use ssntp_transport::flow::Credit;
 use ssntp_transport::memory::pair;
@@ -137,12 +137,12 @@ impl Server {
         let (mut step, mut admitted) = (entry.begin(input, SystemTime::UNIX_EPOCH), None);
         loop {
             step = match step {
-                Step::Receive => entry.received(input, true, SystemTime::UNIX_EPOCH),
-                Step::Claim(call, word) => {
+                EntryStep::Receive => entry.received(input, true, SystemTime::UNIX_EPOCH),
+                EntryStep::Claim(call, word) => {
                     self.handle(DispatchEvent::Call(call));
                     entry.claimed(word.try_recv().ok())
                 }
-                Step::Admit(arrival) => {
+                EntryStep::Admit(arrival) => {
                     let (reply, verdict) = bounded(1);
                     self.handle(DispatchEvent::Admit(arrival, Arc::new(pair().0), reply));
                     match verdict.try_recv().expect("every newcomer gets a verdict") {
@@ -154,13 +154,13 @@ impl Server {
                         Err(refusal) => entry.decided(Err(refusal)),
                     }
                 }
-                Step::Send(_) => entry.sent(),
-                Step::Start => {
+                EntryStep::Send(_) => entry.sent(),
+                EntryStep::Start => {
                     let admitted = admitted.take()?;
                     self.handle(DispatchEvent::Started(admitted.id, Ok(NoThreads)));
                     return Some((admitted, entry.decoder()));
                 }
-                Step::End(why) => {
+                EntryStep::End(why) => {
                     let _ = (why.to_string(), why.answer(&made().environment));
                     return None;
                 }

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::network::{SimTransmit, Stream, bytes_of};
 use super::slots::{Acceptance, Slot};
 use ssntp::proto::Item;
-use ssntp::simulation::{CLAIM, Decoder, Entry, Environment, Grant, NoEntry, ServerCore, Step as Taking};
+use ssntp::simulation::{CLAIM, Decoder, Entry, EntryStep, Environment, Grant, NoEntry, ServerCore};
 use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, NextRead, Unfinished};
@@ -374,7 +374,7 @@ pub(super) struct Newcomer {
 
 enum Shaking {
     Begin,
-    Takes(Taking, Box<Option<Admitting>>),
+    Takes(EntryStep, Box<Option<Admitting>>),
     Verdict(Receiver<Verdict<Core>>),
     Claimed(Receiver<u8>, Instant),
     Send(Vec<u8>, Box<Option<Admitting>>),
@@ -457,7 +457,7 @@ impl Newcomer {
         let (next, step, threads) = self.go(stage, stopping, view);
         self.stage = next;
         let wait = match (&self.stage, step) {
-            (Shaking::Takes(Taking::Receive, _) | Shaking::Linger(_), Step::Waits(_)) => Some(Wait::Read),
+            (Shaking::Takes(EntryStep::Receive, _) | Shaking::Linger(_), Step::Waits(_)) => Some(Wait::Read),
             (Shaking::Send(..) | Shaking::Refuse(..), Step::Waits(_)) => Some(Wait::Write),
             _ => None,
         };
@@ -484,7 +484,7 @@ impl Newcomer {
     ) -> (Shaking, Step, Option<(Reader, Writer)>) {
         let next = match stage {
             Shaking::Begin => Shaking::Takes(self.entry.begin(&mut self.inbox, view.wall), Box::new(None)),
-            Shaking::Takes(Taking::Receive, admitting) => {
+            Shaking::Takes(EntryStep::Receive, admitting) => {
                 let most = view.random.between(1, self.piece.max(40));
                 let taking = match self.stream.receive(most) {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -492,7 +492,7 @@ impl Newcomer {
                             self.entry.stopping()
                         } else if view.now < self.deadline {
                             let until = self.deadline;
-                            let receive = Shaking::Takes(Taking::Receive, admitting);
+                            let receive = Shaking::Takes(EntryStep::Receive, admitting);
                             return (receive, Step::Waits(Some(until)), None);
                         } else {
                             self.entry.lost(io::ErrorKind::TimedOut.into())
@@ -506,14 +506,14 @@ impl Newcomer {
                 };
                 Shaking::Takes(taking, admitting)
             }
-            Shaking::Takes(Taking::Claim(..) | Taking::Admit(_), admitting)
+            Shaking::Takes(EntryStep::Claim(..) | EntryStep::Admit(_), admitting)
                 if !self.goes_on(Slots::input_complete) =>
             {
                 Shaking::Takes(self.entry.stopping(), admitting)
             }
-            Shaking::Takes(Taking::Claim(call, word), admitting) => {
+            Shaking::Takes(EntryStep::Claim(call, word), admitting) => {
                 if (view.full)() {
-                    let claim = Shaking::Takes(Taking::Claim(call, word), admitting);
+                    let claim = Shaking::Takes(EntryStep::Claim(call, word), admitting);
                     return (claim, Step::Waits(None), None);
                 }
                 let _ = view.events.try_send(DispatchEvent::Call(call));
@@ -526,9 +526,9 @@ impl Newcomer {
                 }
                 Shaking::Takes(self.entry.claimed(message.ok()), Box::new(None))
             }
-            Shaking::Takes(Taking::Admit(request), admitting) => {
+            Shaking::Takes(EntryStep::Admit(request), admitting) => {
                 if (view.full)() {
-                    let admit = Shaking::Takes(Taking::Admit(request), admitting);
+                    let admit = Shaking::Takes(EntryStep::Admit(request), admitting);
                     return (admit, Step::Waits(None), None);
                 }
                 let (reply, verdict) = crossbeam_channel::bounded(1);
@@ -551,7 +551,7 @@ impl Newcomer {
                     Shaking::Takes(taking, Box::new(Some(Admitting { admission, admitted })))
                 }
             },
-            Shaking::Takes(Taking::Send(item), admitting) => Shaking::Send(bytes_of(&item), admitting),
+            Shaking::Takes(EntryStep::Send(item), admitting) => Shaking::Send(bytes_of(&item), admitting),
             Shaking::Send(mut bytes, mut admitting) => {
                 let most = bytes.len().min(view.random.between(1, self.piece.max(100)));
                 let written = match self.stream.send(&bytes[..most]) {
@@ -576,7 +576,7 @@ impl Newcomer {
                     }
                 }
             }
-            Shaking::Takes(Taking::Start, admitting) => {
+            Shaking::Takes(EntryStep::Start, admitting) => {
                 let Some(mut admitting) = *admitting else {
                     panic!("no newcomer was admitted");
                 };
@@ -589,7 +589,7 @@ impl Newcomer {
                 admitting.admission.started(started);
                 return (Shaking::Started(admitting.admission), Step::Moved, threads);
             }
-            Shaking::Takes(Taking::End(why), admitting) if admitting.is_some() => {
+            Shaking::Takes(EntryStep::End(why), admitting) if admitting.is_some() => {
                 self.turned = Some(why);
                 self.stream.shut_down();
                 let Some(admitting) = *admitting else {
@@ -597,7 +597,7 @@ impl Newcomer {
                 };
                 Shaking::Started(admitting.admission)
             }
-            Shaking::Takes(Taking::End(why), _) => {
+            Shaking::Takes(EntryStep::End(why), _) => {
                 let answer = why.answer(&self.environment).as_ref().map(bytes_of);
                 self.turned = Some(why);
                 Shaking::Refuse(answer.unwrap_or_default(), view.now + LINGER)

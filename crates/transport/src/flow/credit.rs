@@ -24,14 +24,14 @@ const MAX_ALL_AHEAD: u64 = 32 << 20;
 /// than that one batch is.
 #[derive(Debug)]
 pub struct Credit {
-    state: Mutex<State>,
+    state: Mutex<CreditState>,
     granted: Condvar,
     budget: Budget,
     woken: std::sync::atomic::AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CreditState {
     in_flight: u64,
     paused: bool,
     over: bool,
@@ -50,7 +50,7 @@ impl Credit {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CreditState> {
         locked(&self.state)
     }
 
@@ -118,14 +118,14 @@ impl Credit {
     /// Blocks until the reader may read on, for at most `limit`. True if it may, false if the
     /// connection has ended, `None` if it still has to wait.
     pub fn wait(&self, limit: Duration) -> Option<bool> {
-        let has_to_wait = |state: &mut State| self.has_to_wait(state);
+        let has_to_wait = |state: &mut CreditState| self.has_to_wait(state);
         let waited = self.granted.wait_timeout_while(self.state(), limit, has_to_wait);
         let (state, end) = locked_again(waited);
         (!end.timed_out()).then_some(!state.over)
     }
 
     /// Decides whether the reader has to wait, and notes since when it does.
-    fn has_to_wait(&self, state: &mut State) -> bool {
+    fn has_to_wait(&self, state: &mut CreditState) -> bool {
         let waits = !state.over && state.in_flight > self.allowance(state);
         state.waits_since = waits.then(|| state.waits_since.unwrap_or_else(now));
         waits
@@ -139,7 +139,7 @@ impl Credit {
     /// Blocks until `is_there` is true, for at most `limit`; [`nudge`](Self::nudge) has it evaluated
     /// again. False at once if the connection has ended.
     pub(crate) fn wait_for(&self, limit: Duration, mut is_there: impl FnMut() -> bool) -> bool {
-        let waits = |state: &mut State| !state.over && !is_there();
+        let waits = |state: &mut CreditState| !state.over && !is_there();
         let waited = self.granted.wait_timeout_while(self.state(), limit, waits);
         !locked_again(waited).0.over
     }
@@ -151,7 +151,7 @@ impl Credit {
         self.wake();
     }
 
-    fn allowance(&self, state: &State) -> u64 {
+    fn allowance(&self, state: &CreditState) -> u64 {
         // 0 still allows one batch, because the reader sends it before it waits.
         if state.paused || self.budget.unreserved() > MAX_ALL_AHEAD {
             0

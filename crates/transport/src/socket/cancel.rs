@@ -26,12 +26,12 @@ use crate::host::locked;
 /// [`cancel`](Self::cancel), which does not block.
 #[derive(Clone, Debug)]
 pub struct Cancel {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<CancelState>>,
     done: Receiver<Infallible>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CancelState {
     /// `None` once cancelled: dropping it disconnects `done`.
     open: Option<Sender<Infallible>>,
     awaited: Option<Awaited>,
@@ -54,7 +54,7 @@ impl Cancel {
     /// A handle that is not cancelled.
     pub fn new() -> Self {
         let (open, done) = crossbeam_channel::bounded(0);
-        let state = State {
+        let state = CancelState {
             open: Some(open),
             awaited: None,
         };
@@ -89,18 +89,18 @@ impl Cancel {
     }
 
     /// Shuts `stream` down if this is cancelled while the guard lives.
-    pub fn watch(&self, stream: &Arc<dyn Duplex>) -> Watch<'_> {
+    pub fn watch(&self, stream: &Arc<dyn Duplex>) -> CancelWatch<'_> {
         self.register(Awaited::Stream(Arc::clone(stream)))
     }
 
     /// A pipe that ends if this is cancelled while the guard lives, for `poll` together with a
     /// socket.
-    pub(crate) fn pipe(&self) -> io::Result<(PipeReader, Watch<'_>)> {
+    pub(crate) fn pipe(&self) -> io::Result<(PipeReader, CancelWatch<'_>)> {
         let (reader, writer) = io::pipe()?;
         Ok((reader, self.register(Awaited::Pipe(writer))))
     }
 
-    fn register(&self, awaited: Awaited) -> Watch<'_> {
+    fn register(&self, awaited: Awaited) -> CancelWatch<'_> {
         let mut state = self.lock();
         if state.open.is_some() {
             state.awaited = Some(awaited);
@@ -108,10 +108,10 @@ impl Cancel {
         } else if let Awaited::Stream(stream) = awaited {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        Watch { cancel: self }
+        CancelWatch { cancel: self }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CancelState> {
         locked(&self.state)
     }
 }
@@ -123,11 +123,11 @@ pub(crate) fn cancelled_error() -> io::Error {
 
 /// While it lives, a [`Cancel`] ends the registered object.
 #[derive(Debug)]
-pub struct Watch<'a> {
+pub struct CancelWatch<'a> {
     cancel: &'a Cancel,
 }
 
-impl Drop for Watch<'_> {
+impl Drop for CancelWatch<'_> {
     fn drop(&mut self) {
         self.cancel.lock().awaited = None;
     }

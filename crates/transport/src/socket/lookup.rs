@@ -32,16 +32,16 @@ const MOST: usize = 64;
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts one look-up for as long as it runs.
-struct Counted;
+struct LookupPlace;
 
-impl Counted {
+impl LookupPlace {
     fn new() -> Option<Self> {
         let counted = Self;
         (UNDER_WAY.fetch_add(1, Ordering::AcqRel) < MOST).then_some(counted)
     }
 }
 
-impl Drop for Counted {
+impl Drop for LookupPlace {
     fn drop(&mut self) {
         UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
     }
@@ -73,7 +73,7 @@ fn look_up<T: Send + 'static>(
     cancel: &Cancel,
     ask: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    let Some(counted) = Counted::new() else {
+    let Some(counted) = LookupPlace::new() else {
         let text = "too many name look-ups are under way";
         return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
     };

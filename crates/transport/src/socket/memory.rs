@@ -61,13 +61,13 @@ pub struct MemoryStream {
 
 #[derive(Debug)]
 struct Pipe {
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
     changed: Condvar,
     faults: Faults,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MemoryState {
     /// Pieces with the time at which they become readable.
     pieces: VecDeque<(Instant, Bytes)>,
     held: usize,
@@ -96,7 +96,7 @@ impl Pipe {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
         locked(&self.state)
     }
 
@@ -116,7 +116,7 @@ impl Pipe {
         }
     }
 
-    fn take(&self, state: &mut State, buffer: &mut [u8]) -> usize {
+    fn take(&self, state: &mut MemoryState, buffer: &mut [u8]) -> usize {
         let Some((_, piece)) = state.pieces.front_mut() else {
             return 0;
         };
@@ -162,10 +162,10 @@ impl Pipe {
     /// Waits for a change, for `ready_at`, or for the time limit.
     fn wait<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, MemoryState>,
         wait: Wait,
         ready_at: Option<Instant>,
-    ) -> io::Result<MutexGuard<'a, State>> {
+    ) -> io::Result<MutexGuard<'a, MemoryState>> {
         let Wait::Until(limit) = wait else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
@@ -176,7 +176,7 @@ impl Pipe {
         Ok(locked_again(waited).0)
     }
 
-    fn end(&self, change: impl FnOnce(&mut State)) {
+    fn end(&self, change: impl FnOnce(&mut MemoryState)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
@@ -286,7 +286,7 @@ impl Network {
         (client, server)
     }
 
-    fn change(&self, change: impl Fn(&mut State)) {
+    fn change(&self, change: impl Fn(&mut MemoryState)) {
         let pipes = self.pipes.iter().filter_map(Weak::upgrade);
         pipes.for_each(|pipe| pipe.end(&change));
     }

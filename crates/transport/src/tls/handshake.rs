@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustls::pki_types::CertificateDer;
 
-use super::receive::{Incoming, TlsReceive};
+use super::receive::{Ciphertext, TlsReceive};
 use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
@@ -23,7 +23,7 @@ pub(super) fn handshake(
     deadline: Instant,
     check_again: impl FnOnce(&[CertificateDer<'_>]) -> Result<(), rustls::Error>,
 ) -> Result<Secured, TlsError> {
-    let mut incoming = Incoming::new(pool.clone());
+    let mut incoming = Ciphertext::new(pool.clone());
     let mut inbox = Inbox::new(pool.clone());
     let agreed = agree(
         &*stream,
@@ -68,7 +68,7 @@ pub(super) fn agree(
     stream: &dyn Duplex,
     sealer: &mut Sealer,
     opener: &mut Opener,
-    incoming: &mut Incoming,
+    incoming: &mut Ciphertext,
     inbox: &mut Inbox,
     deadline: Instant,
 ) -> Result<Agreed, TlsError> {

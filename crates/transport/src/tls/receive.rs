@@ -11,7 +11,7 @@ use crate::stream::{Borrowed, BufferPool, Inbox, Receive, Received};
 
 /// Received ciphertext that is not opened yet, in a borrowed buffer while there is any.
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(super) struct Ciphertext {
     buffer: Borrowed,
     start: usize,
     end: usize,
@@ -21,7 +21,7 @@ pub(super) struct Incoming {
     more: bool,
 }
 
-impl Incoming {
+impl Ciphertext {
     pub(super) fn new(pool: BufferPool) -> Self {
         Self {
             buffer: Borrowed::from(pool),
@@ -98,7 +98,7 @@ impl Incoming {
 pub(super) struct TlsReceive {
     pub(super) stream: Arc<dyn Duplex>,
     pub(super) opener: Opener,
-    pub(super) incoming: Incoming,
+    pub(super) incoming: Ciphertext,
 }
 
 impl TlsReceive {
@@ -186,7 +186,7 @@ mod tests {
         })
         .unwrap();
         let (mut sealer, mut opener) = server();
-        let (mut incoming, mut inbox) = (Incoming::new(BufferPool::new()), Inbox::new(BufferPool::new()));
+        let (mut incoming, mut inbox) = (Ciphertext::new(BufferPool::new()), Inbox::new(BufferPool::new()));
         let agreed = agree(
             &local,
             &mut sealer,

@@ -36,12 +36,12 @@ pub(super) fn client(
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 ) -> Result<(Sealer, Opener), rustls::Error> {
-    UnbufferedClientConnection::new(config, name).map(|c| split(Connection::Client(c)))
+    UnbufferedClientConnection::new(config, name).map(|c| split(Side::Client(c)))
 }
 
 /// Both halves of a server's connection whose handshake has not begun.
 pub(super) fn server(config: Arc<ServerConfig>) -> Result<(Sealer, Opener), rustls::Error> {
-    UnbufferedServerConnection::new(config).map(|c| split(Connection::Server(c)))
+    UnbufferedServerConnection::new(config).map(|c| split(Side::Server(c)))
 }
 
 /// The sending half.
@@ -179,7 +179,7 @@ pub(super) struct Agreed {
     pub(super) resumed: bool,
 }
 
-fn split(connection: Connection) -> (Sealer, Opener) {
+fn split(connection: Side) -> (Sealer, Opener) {
     let session = Arc::new(Mutex::new(Session {
         connection,
         pending: Vec::new(),
@@ -206,7 +206,7 @@ pub(super) fn invalid(error: impl Into<rustls::Error>) -> io::Error {
 
 /// The state that both halves share.
 pub(super) struct Session {
-    connection: Connection,
+    connection: Side,
     /// Ciphertext of the receiving half that the sending half has to write to the socket: flights
     /// of the handshake, alerts, key updates.
     pub(super) pending: Vec<u8>,
@@ -226,12 +226,12 @@ impl fmt::Debug for Session {
     }
 }
 
-enum Connection {
+enum Side {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
 }
 
-impl Connection {
+impl Side {
     fn state(&self) -> &CommonState {
         match self {
             Self::Client(c) => c,
@@ -299,10 +299,10 @@ impl Session {
         }
         let (pending, closed) = (&mut self.pending, &mut self.peer_closed);
         let (done, result) = match &mut self.connection {
-            Connection::Client(c) => {
+            Side::Client(c) => {
                 advance::<ClientConnectionData>(c.process_tls_records(incoming), pending, closed, task)
             }
-            Connection::Server(c) => {
+            Side::Server(c) => {
                 advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, closed, task)
             }
         };

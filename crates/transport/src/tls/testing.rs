@@ -14,7 +14,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 
 use super::handshake::agree;
-use super::receive::Incoming;
+use super::receive::Ciphertext;
 use super::split::{self, Opener, Sealer};
 use super::{Acceptor, Connector, Successor};
 use crate::crypto::provider;
@@ -27,7 +27,7 @@ pub(super) struct Ends {
     pub(super) here: Arc<dyn Duplex>,
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
-    pub(super) incoming: Incoming,
+    pub(super) incoming: Ciphertext,
     pub(super) inbox: Inbox,
     /// The peer's raw stream.
     pub(super) there: Arc<dyn Duplex>,
@@ -145,7 +145,7 @@ pub(super) fn ends() -> Ends {
         connector.connect(far, "localhost", &BufferPool::new(), deadline)
     });
     let (mut sealer, mut opener) = split::server(acceptor.config).unwrap();
-    let mut incoming = Incoming::new(BufferPool::new());
+    let mut incoming = Ciphertext::new(BufferPool::new());
     let mut inbox = Inbox::new(BufferPool::new());
     agree(
         &local,

@@ -20,7 +20,7 @@ pub(super) enum Malformed {
 }
 
 /// A value with an encoding.
-pub(super) trait Field: Sized {
+pub(super) trait LinkValue: Sized {
     /// Appends the value.
     fn put(&self, out: &mut Vec<u8>);
 
@@ -30,7 +30,7 @@ pub(super) trait Field: Sized {
 
 macro_rules! integers {
     ($($integer:ty: $take:ident,)*) => {$(
-        impl Field for $integer {
+        impl LinkValue for $integer {
             fn put(&self, out: &mut Vec<u8>) {
                 out.extend(self.to_be_bytes());
             }
@@ -53,13 +53,13 @@ integers! {
 /// A value that is encoded as another one.
 macro_rules! encoded_as {
     ($($value:ty: $put:expr, $take:expr;)*) => {$(
-        impl Field for $value {
+        impl LinkValue for $value {
             fn put(&self, out: &mut Vec<u8>) {
                 $put(self).put(out);
             }
 
             fn take(input: &mut Bytes) -> Result<Self, Malformed> {
-                Field::take(input).and_then($take)
+                LinkValue::take(input).and_then($take)
             }
         }
     )*};
@@ -95,13 +95,13 @@ encoded_as! {
 /// A struct whose fields follow each other in this order.
 macro_rules! records {
     ($($record:ident { $($field:ident),* })*) => {$(
-        impl Field for $record {
+        impl LinkValue for $record {
             fn put(&self, out: &mut Vec<u8>) {
                 $(self.$field.put(out);)*
             }
 
             fn take(input: &mut Bytes) -> Result<Self, Malformed> {
-                Ok(Self { $($field: Field::take(input)?),* })
+                Ok(Self { $($field: LinkValue::take(input)?),* })
             }
         }
     )*};
@@ -115,7 +115,7 @@ records! {
 }
 
 /// A length of 16 bits and UTF-8. A longer text is cut at a character boundary.
-impl Field for String {
+impl LinkValue for String {
     fn put(&self, out: &mut Vec<u8>) {
         let text = cut(self, MAX_TEXT);
         u16::try_from(text.len()).unwrap_or(u16::MAX).put(out);
@@ -135,7 +135,7 @@ impl Field for String {
 }
 
 /// The rest of the frame.
-impl Field for Bytes {
+impl LinkValue for Bytes {
     fn put(&self, out: &mut Vec<u8>) {
         out.extend(self);
     }
@@ -146,7 +146,7 @@ impl Field for Bytes {
 }
 
 /// Rows until the end of the frame.
-impl Field for Vec<Row> {
+impl LinkValue for Vec<Row> {
     fn put(&self, out: &mut Vec<u8>) {
         self.iter().for_each(|row| row.put(out));
     }
@@ -160,7 +160,7 @@ impl Field for Vec<Row> {
     }
 }
 
-impl Field for Receivers {
+impl LinkValue for Receivers {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::Sessions(uuids) => {
