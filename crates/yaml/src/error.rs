@@ -115,7 +115,12 @@ impl Error {
     /// The line in the payload, counted from 1. For a missing key, the line of the map that should
     /// have it. `None` if the error has no position.
     pub fn line(&self) -> Option<usize> {
-        self.0.position.map(|position| position.line)
+        self.position().map(|position| position.line)
+    }
+
+    /// The position in the payload; `None` if the error has none.
+    pub fn position(&self) -> Option<Position> {
+        self.0.position
     }
 
     /// True if the payload is not a readable document (it is not YAML, exceeds a limit, or has a
@@ -208,6 +213,13 @@ pub struct Position {
     pub line: usize,
     /// The column, in characters.
     pub column: usize,
+}
+
+/// `LINE:COLUMN`.
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
 }
 
 /// One segment of a path.

@@ -58,7 +58,10 @@ impl Node<'_> {
     }
 
     /// A scalar's text as it was written; an empty text for an empty value.
-    fn text(&self) -> Result<&str, Error> {
+    ///
+    /// # Errors
+    /// This is a list or a map.
+    pub fn text(&self) -> Result<&str, Error> {
         match self.value() {
             // Some senders write `name: ~` for an empty text.
             Value::Scalar(..) if self.is_empty() => Ok(""),
@@ -99,10 +102,10 @@ impl Node<'_> {
     }
 
     fn elements(&self) -> Result<&[Self], Error> {
-        match self.value() {
-            Value::List(nodes) => Ok(nodes),
-            _ if self.is_empty() => Ok(&[]),
-            _ => Err(self.expected("a list")),
+        match self.list() {
+            Some(nodes) => Ok(nodes),
+            None if self.is_empty() => Ok(&[]),
+            None => Err(self.expected("a list")),
         }
     }
 }

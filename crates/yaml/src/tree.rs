@@ -115,8 +115,30 @@ impl<'a> Node<'a> {
         value
     }
 
+    /// The position of the value.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// The keys of a map, each with its position and its value; none of an empty value.
+    ///
+    /// # Errors
+    /// This is a list or a text.
+    pub fn pairs(&self) -> Result<impl Iterator<Item = (&str, Position, &Self)>, Error> {
+        let entries = self.entries()?.iter();
+        Ok(entries.map(|entry| (&*entry.key, entry.at, &entry.value)))
+    }
+
+    /// The elements, if this is a list.
+    pub fn list(&self) -> Option<&[Self]> {
+        match self.value() {
+            Value::List(nodes) => Some(nodes),
+            _ => None,
+        }
+    }
+
     /// True for an empty value: `key:`, `key: ~`, `key: null`.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         match self.value() {
             Value::Scalar(text, Style::Plain) => matches!(&**text, "" | "~" | "null" | "Null" | "NULL"),
             _ => false,

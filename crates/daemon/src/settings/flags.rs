@@ -4,9 +4,10 @@ use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
+use ssntp::payload::yaml::Position;
 
 use super::file::{Entry, Scalar};
-use super::{CONFIG_FILE, Position, Problem, first_paragraph};
+use super::{CONFIG_FILE, Problem, first_paragraph};
 
 /// The flags of one daemon that a file may hold: all but hidden flags, those that ask
 /// for help, and the name of the file. Each of them has a long name, which is its key.
@@ -93,7 +94,7 @@ fn words(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, Strin
     let wrong = |at: Position, what: &str| Err(vec![(at, what.to_owned())]);
     let flag = format!("--{}", entry.key);
     match entry.values.as_slice() {
-        [one] if !entry.is_list && one.is_nothing() => {
+        [one] if !entry.is_list && one.is_nothing => {
             return wrong(entry.at, "a value is missing; leave the key out for the default");
         }
         _ if entry.is_list && !is_repeated(arg) => {
@@ -149,7 +150,7 @@ fn problem(arg: &Arg, value: &Scalar) -> Option<(Position, String)> {
     let error = command.try_get_matches_from([format!("--value={text}")]).err()?;
     let reason = std::error::Error::source(&error).map(ToString::to_string);
     let what = match (error.kind(), reason) {
-        _ if value.is_nothing() || text.is_empty() => "a value is empty".to_owned(),
+        _ if value.is_nothing || text.is_empty() => "a value is empty".to_owned(),
         (ErrorKind::InvalidValue, _) => format!("{text:?} is not one of {}", choices(arg).join(", ")),
         (_, Some(reason)) => format!("{text:?}: {reason}"),
         // The parser has made the whole text, which leaves out a value with a password.

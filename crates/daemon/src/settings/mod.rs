@@ -30,6 +30,7 @@ use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
+use ssntp::payload::yaml::{self, Position};
 
 use self::file::Entry;
 pub use self::flags::Flags;
@@ -83,13 +84,6 @@ pub enum Origin {
     Default,
 }
 
-/// A line and a column, from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
-    pub line: usize,
-    pub column: usize,
-}
-
 /// An error in a file, and where it is.
 #[derive(Clone, Debug)]
 pub struct Problem {
@@ -112,7 +106,7 @@ pub enum Refused {
 }
 
 /// The maximum number of problems that are reported: a file with more is not a settings file.
-pub(super) const MOST_PROBLEMS: usize = 100;
+const MOST_PROBLEMS: usize = 100;
 
 /// The definition of a command line whose help names environment variables without their values,
 /// because a user may paste the help into a report. An empty variable counts as not set.
@@ -395,6 +389,17 @@ impl Problem {
         }
     }
 
+    fn of_yaml(error: &yaml::Error) -> Self {
+        let what = match &*error.path() {
+            "" => error.kind().to_string(),
+            path => format!("{path}: {}", error.kind()),
+        };
+        Self {
+            at: error.position(),
+            what,
+        }
+    }
+
     /// `FILE:LINE:COLUMN: what`, as compilers print it.
     pub fn of(&self, path: &Path) -> String {
         let (path, what) = (path.display(), &self.what);
@@ -402,12 +407,6 @@ impl Problem {
             Some(at) => format!("{path}:{at}: {what}"),
             None => format!("{path}: {what}"),
         }
-    }
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
     }
 }
 

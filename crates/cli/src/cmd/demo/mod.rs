@@ -11,36 +11,35 @@
 //!            └─ its page, for a browser
 //! ```
 //!
-//! Each step is a command that a user could type. The exit code of the command, and the output of a second
-//! one if that is not enough, show that it was done. A step is printed once that is seen; a step that is not
-//! seen in time fails the demo. In every case the processes are ended and the directory with all files
+//! The demo is a table of steps. Each step is a command that a user could type: its exit code, and the output of
+//! a second command if that is not enough, show that it was done. A step is printed once that is seen; a step that
+//! is not seen in time fails the demo. In every case the processes are ended and the directory with all files
 //! is removed: by another process if the demo itself is killed.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `steps` | the tables of steps: commands, and their expected results |
 //! | `processes` | the directory, the child processes, and the process that removes them |
-//! | `several` | several schedulers, and the loss of the one that leads |
 
 mod processes;
-mod several;
 mod steps;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use clap::value_parser;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 use rustix::process::Signal;
 use serde_json::Value;
-use ssntp::Role;
 use ssntp::payload::timestamp;
-use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use uuid::Uuid;
 
 use self::processes::Processes;
-use self::steps::{CLUSTER, NETWORKS, NODE, SCRIPTS, Step};
+use self::steps::{Act, Step};
 use crate::clock::now;
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
@@ -112,100 +111,137 @@ struct Demo {
     stop: Rc<Stop>,
     began: Instant,
     processes: Processes,
-    authority: Authority,
-    /// The path of this program.
-    program: String,
-    /// The texts that stand for names in braces, such as `{address}`.
-    values: BTreeMap<&'static str, String>,
+    /// The texts that stand for names in braces, such as `{tenant}`. Of each process, `{NAME}` is the address in
+    /// its first lines, and `{NAME pid}` its PID.
+    values: BTreeMap<String, String>,
     /// The error output of the last command that failed.
     last_error: String,
 }
 
 impl Demo {
     fn new(stop: Rc<Stop>) -> Result<Self, Failure> {
-        let began = now();
-        let processes = Processes::new()?;
-        let authority = Authority::new(&AuthorityRequest::default())?;
-        authority.save(processes.directory(), false)?;
-        let program = std::env::current_exe()?.display().to_string();
-        let mut values: BTreeMap<_, _> = SCRIPTS
-            .iter()
-            .map(|(name, is)| (*name, (*is).to_owned()))
-            .collect();
-        values.insert("{program}", program.clone());
-        values.insert("{directory}", processes.directory().display().to_string());
-        values.insert("{tenant}", Uuid::new_v4().to_string());
-        let last_error = String::new();
-        Ok(Self {
+        let mut this = Self {
             stop,
-            began,
-            processes,
-            authority,
-            program,
-            values,
-            last_error,
-        })
+            began: now(),
+            processes: Processes::new()?,
+            values: BTreeMap::new(),
+            last_error: String::new(),
+        };
+        this.set("{program}", std::env::current_exe()?.display());
+        let directory = this.processes.directory().display().to_string();
+        this.set("{directory}", directory);
+        steps::SCRIPTS.iter().for_each(|(name, is)| this.set(name, is));
+        steps::UUIDS
+            .iter()
+            .for_each(|name| this.set(name, Uuid::new_v4()));
+        fs::write(this.processes.path("configuration.yaml"), steps::CONFIGURATION)?;
+        Ok(this)
+    }
+
+    fn set(&mut self, name: &str, value: impl ToString) {
+        self.values.insert(name.to_owned(), value.to_string());
     }
 
     fn show_cluster(&mut self, args: &Args) -> Result<(), Failure> {
-        fs::write(self.processes.path("configuration.yaml"), steps::CONFIGURATION)?;
-        self.issue(Role::SCHEDULER, "scheduler")?;
-        // A new session ends an older session with its UUID, so each controller has a certificate of its own.
-        for name in ["controller", "ctl", "daemon", "events"] {
-            self.issue(Role::CONTROLLER, name)?;
-        }
-        let cnci = self.issue(Role::CNCIAGENT, "cnci")?;
-        self.values.insert("{cnci}", cnci);
-
-        let (line, pid) = self.start("scheduler", steps::SCHEDULER)?;
-        let address = line.split([' ', ',']).nth(2).unwrap_or_default().to_owned();
-        self.say(&format!("a scheduler listens at {address} (process {pid})"))?;
-        self.values.insert("{address}", address);
-        let (_, pid) = self.start("controller", steps::CONTROLLER)?;
-        let page = self.line("controller", "page at ")?.replace("page at ", "");
-        self.say(&format!(
-            "a controller shows the cluster at {page} (process {pid})"
-        ))?;
-        self.values.insert("{page}", page);
-        let words = self.fill(steps::EVENTS);
-        self.processes.start("events", &self.program, &words)?;
-
-        let agents = (1..=args.agents).map(|at| (Role::AGENT, format!("agent-{at}")));
-        let mut pids = Vec::new();
-        for (role, name) in agents.chain([(Role::NETAGENT, "network-agent".into())]) {
-            self.issue(role, &name)?;
-            let line = format!("{role} --connect {{address}} --cert {name}.pem --state {name} {NODE}");
-            pids.push(self.start(&name, &line)?.1.to_string());
-        }
-        self.see_ready_nodes(pids.len())?;
-        let (agents, pids) = (args.agents, pids.join(", "));
-        self.say(&format!(
-            "{agents} agents and a network agent are READY (processes {pids})"
-        ))?;
-        self.show_steps(CLUSTER)?;
+        self.show(steps::BEGIN)?;
+        self.show_agents(args.agents, steps::NETWORK_AGENT)?;
+        self.show(steps::CLUSTER)?;
         self.show_trace()?;
         self.show_networks()?;
         self.linger(args)?;
         self.delete_everything()
     }
 
-    fn show_steps(&mut self, steps: &[Step]) -> Result<(), Failure> {
-        for (text, line, code, seen) in steps {
-            let (stdout, stderr) = self.run(line, *code)?;
-            // The first workload is web, on whose node later steps work.
-            if let Some((_, node)) = stdout.trim_end().split_once("runs on node ") {
-                self.values.entry("{node}").or_insert_with(|| short(node));
+    /// Shows each step of a table.
+    fn show(&mut self, steps: &[Step]) -> Result<(), Failure> {
+        for (text, line, act, seen) in steps {
+            let mut output = match act {
+                Act::Ends(code) => self.run(line, *code)?,
+                Act::Repeated => self.until(line, |demo| demo.attempt(line))?,
+                Act::Starts(name, awaited) => self.start(name, awaited, line)?,
+                Act::Switches(name) => {
+                    self.processes.signal(name, Signal::USR1);
+                    String::new()
+                }
+            };
+            if let Some((command, shown, count)) = seen {
+                let (shown, count) = (self.filled(shown), self.filled(count));
+                let is_right = |output: &String| output.matches(&shown).count().to_string() == count;
+                let last = self.until(text, |demo| Ok(demo.attempt(command)?.filter(is_right)))?;
+                if command == line {
+                    output = last;
+                }
             }
-            if let Some((line, is_right)) = seen {
-                self.until(text, |demo| {
-                    Ok(demo.attempt(line)?.filter(|shown| is_right(shown)))
-                })?;
+            // The first workload is web, on whose node later steps work.
+            if let Some((_, node)) = output.trim_end().split_once("runs on node ") {
+                self.values.entry("{node}".into()).or_insert_with(|| short(node));
             }
             if !text.is_empty() {
-                self.say(&format!("{text}\n{}", if *code == 1 { stderr } else { stdout }))?;
+                self.say(&format!("{text}\n{output}"))?;
             }
         }
         Ok(())
+    }
+
+    /// Starts this number of agents, and then shows further steps.
+    fn show_agents(&mut self, agents: u16, further: &[Step]) -> Result<(), Failure> {
+        let mut pids = Vec::new();
+        for at in 1..=agents {
+            // Of several schedulers, each agent tries another one first.
+            let mut schedulers: Vec<_> = self.values["{scheduler}"].split(',').collect();
+            schedulers.rotate_left(1);
+            let schedulers = schedulers.join(",");
+            self.set("{scheduler}", schedulers);
+            self.set("{n}", at);
+            self.show(steps::AGENT)?;
+            pids.push(self.filled("{agent-{n} pid}"));
+        }
+        self.set("{agents}", agents);
+        self.set("{nodes}", agents + 1);
+        self.set("{agents' pids}", pids.join(", "));
+        self.show(further)
+    }
+
+    /// Shows this number of schedulers, and the loss of the one that leads.
+    fn show_several(&mut self, schedulers: u16, agents: u16) -> Result<(), Failure> {
+        // The port is held until the end.
+        let (etcd, _held) = free_address()?;
+        self.set("{etcd}", etcd);
+        self.show(steps::ETCD)
+            .map_err(|e| e.with_advice("several schedulers share an etcd, which must be on the PATH"))?;
+        for at in 1..=schedulers {
+            self.set("{n}", at);
+            self.show(steps::SCHEDULER)?;
+        }
+        let names: Vec<_> = (1..=schedulers).map(|at| format!("{{scheduler-{at}}}")).collect();
+        self.set("{scheduler}", names.join(","));
+        self.show_agents(agents, steps::SEVERAL)?;
+        let leader = self.leader()?;
+        self.show(steps::LEADER)?;
+        let killed = now();
+        self.processes.end_one(&leader, Signal::KILL);
+        self.say("{leader} was killed with SIGKILL")?;
+        self.show(steps::NEXT_START)?;
+        self.set("{took}", format_args!("{:.1}", killed.elapsed().as_secs_f64()));
+        self.leader()?;
+        self.say("{took} s after that the next START was done: {leader} leads")?;
+        self.show(steps::AFTER)
+    }
+
+    /// The name of the scheduler that leads.
+    fn leader(&mut self) -> Result<String, Failure> {
+        let leader = self.until("a scheduler leads", |demo| {
+            let listed = demo.attempt("ssntp ctl --json --timeout 5 servers")?;
+            let listed: Value = serde_json::from_str(&listed.unwrap_or_default()).unwrap_or_default();
+            let mut servers = listed["servers"].as_array().into_iter().flatten();
+            let leader = servers.find(|one| one["leads"] == true);
+            let address = leader.and_then(|one| one["address"].as_str());
+            let mut values = demo.values.iter();
+            let named = values.find(|(name, is)| name.starts_with("{scheduler-") && address == Some(*is));
+            Ok(named.map(|(name, _)| name.trim_matches(['{', '}']).to_owned()))
+        })?;
+        self.set("{leader}", &leader);
+        Ok(leader)
     }
 
     /// Shows the way of the first START, hop by hop: from ctl over the scheduler to the agent of the node.
@@ -233,71 +269,29 @@ impl Demo {
     /// Shows networks of tenants, on a node in another network namespace, so that the networks of this host
     /// do not change; or prints why they are not shown. The namespace ends with the node's processes.
     fn show_networks(&mut self) -> Result<(), Failure> {
-        let mut trial = self
-            .processes
-            .spawn("trial", "sh", &["-c".into(), steps::TRIAL.into()])?;
-        let trial = self.until("the networks are tried", |_| Ok(trial.try_wait()?))?;
+        let tried = self.attempt("sh -c {trial}")?;
         // Instances find programs in the PATH of their agent, and a concentrator needs this program.
-        if !trial.success() || !self.program.ends_with("/ssntp") {
+        let Some(ping) = tried.filter(|_| self.values["{program}"].ends_with("/ssntp")) else {
             let needs = "root, ip, nft, nsenter and ping, and a kernel with VXLAN";
             return self.say(&format!("networks of tenants are not shown: they need {needs}"));
-        }
-        let ping = self.processes.read("trial.out").trim().to_owned();
-        let node = self.issue(Role::AGENT | Role::NETAGENT, "tenants")?;
-        let certs = self.processes.path("cncis");
-        fs::create_dir(&certs)?;
-        for name in ["{blue}", "{red}"] {
-            let uuid = self.issue(Role::CNCIAGENT, "concentrator")?;
-            fs::rename(
-                self.processes.path("concentrator.pem"),
-                certs.join(format!("{uuid}.pem")),
-            )?;
-            self.values.insert(name, uuid);
-        }
-        self.values
-            .extend([("{ping}", ping), ("{tenants}", node.clone())]);
-        // Concentrators may be placed on any network node, but the other one has no networks of tenants.
-        self.switch_network_agent("OFFLINE")?;
-        let script = ["--net", "sh", "-c", steps::UNDERLAY, &self.program].map(str::to_owned);
-        let line = format!("{} {NODE}", steps::TENANTS);
-        let words: Vec<_> = script.into_iter().chain(self.fill(&line)).collect();
-        let pid = self.processes.start("tenants", "unshare", &words)?;
-        let is_ready = |one: &Value| one["uuid"] == node && one["status"] == "READY";
-        self.see_nodes("the node with networks is READY", |nodes| {
-            nodes.iter().any(is_ready)
-        })?;
-        self.say(&format!(
-            "a node with networks of tenants is READY (process {pid})"
-        ))?;
-        self.show_steps(NETWORKS)?;
-        self.switch_network_agent("READY")
-    }
-
-    /// Takes the network agent that has no networks of tenants out of service, or puts it back.
-    fn switch_network_agent(&mut self, to: &str) -> Result<(), Failure> {
-        self.processes.signal("network-agent", Signal::USR1);
-        self.see_nodes("the network agent has changed its status", |nodes| {
-            let mut nodes = nodes.iter().filter(|one| one["types"][0] == "network_node");
-            nodes.all(|one| one["status"] == to)
-        })
+        };
+        self.set("{ping}", ping.trim());
+        self.show(steps::NETWORKS)
     }
 
     /// Leaves the cluster running for some time, or with `--hold` until a signal.
     fn linger(&mut self, args: &Args) -> Result<(), Failure> {
+        let mut limit = args.seconds.map(Duration::from).unwrap_or_default();
         if args.hold {
-            let (token, _) = self.run(steps::TOKEN, 0)?;
+            let token = self.run(steps::TOKEN, 0)?;
             fs::write(self.processes.path("token"), token)?;
-            self.say(&self.filled(steps::TO_TRY))?;
+            self.say(steps::TO_TRY)?;
+            limit = FOREVER;
         }
-        let limit = if args.hold {
-            FOREVER
-        } else {
-            args.seconds.map(Into::into).unwrap_or_default()
-        };
-        let check = || self.processes.check().map(|()| None::<()>);
+        let left = limit.saturating_sub(self.began.elapsed());
         match self
             .stop
-            .poll(POLL, limit.saturating_sub(self.began.elapsed()), check)
+            .poll(POLL, left, || self.processes.check().map(|()| None::<()>))
         {
             // Every step was seen, so a signal is not a failure. Another signal ends the deletion.
             Err(Failure::Silent(1..)) => self.stop = Rc::new(Stop::install_patiently()?),
@@ -314,21 +308,14 @@ impl Demo {
         if self.attempt(steps::RELEASE)?.is_some() {
             self.say("198.51.100.20 was released")?;
         }
-        let count = self.list("ctl --json instances")?.len();
-        self.run("ctl delete --all", 0)?;
-        self.say(&format!("all {count} instances were deleted"))
+        let listed = self.run("ssntp ctl --json instances", 0)?;
+        self.set("{count}", listed.matches("\"uuid\"").count());
+        self.show(steps::END)
     }
 
+    /// Prints a step that has been seen, with the values of its names. Lines after the first are its details.
     fn say(&self, text: &str) -> Result<(), Failure> {
-        say(self.began, text)
-    }
-
-    /// Issues a certificate that is bound to a new UUID, and returns the UUID.
-    fn issue(&self, role: Role, name: &str) -> Result<String, Failure> {
-        let uuid = Uuid::new_v4();
-        let issued = self.authority.issue(&CertificateRequest::new(role).uuid(uuid))?;
-        issued.save(self.processes.path(&format!("{name}.pem")))?;
-        Ok(uuid.to_string())
+        say(self.began, &self.filled(text))
     }
 
     /// The text, with the names in braces replaced by their values. A value may have names itself.
@@ -342,81 +329,60 @@ impl Demo {
     }
 
     /// The words of a command, with the flags that each command of its kind has.
-    fn fill(&self, line: &str) -> Vec<String> {
-        let is_ctl = usize::from(line.starts_with("ctl ") && !line.contains("--cert "));
-        let line = line.replacen("ctl ", "ctl --connect {address} --cert ctl.pem ", is_ctl);
+    fn words(&self, line: &str) -> Vec<String> {
+        let line = line.replace("ssntp ctl ", "ssntp ctl --connect {scheduler} --cert ctl.pem ");
+        let line = line.replace(" agent --connect ", &format!(" agent {} --connect ", steps::NODE));
         let line = line.replace("--cert ", "--ca ca.pem --cert ");
+        let line = match line.strip_prefix("ssntp ") {
+            Some(rest) => format!("{{program}} {rest}"),
+            None => line,
+        };
         line.split(' ').map(|word| self.filled(word)).collect()
     }
 
-    /// Starts this program as a daemon. Returns its first line and its PID.
-    fn start(&mut self, name: &str, line: &str) -> Result<(String, u32), Failure> {
-        let words = self.fill(line);
-        let pid = self.processes.start(name, &self.program, &words)?;
-        Ok((self.line(name, "")?, pid))
+    /// Starts a process, and waits for the awaited text in its output or its log. If it ends before, as a
+    /// scheduler does if a busy etcd does not answer in time, it is started again a few times.
+    fn start(&mut self, name: &str, awaited: &str, line: &str) -> Result<String, Failure> {
+        let name = self.filled(name);
+        for is_last in [false, false, true] {
+            let pid = self.processes.start(&name, &self.words(line))?;
+            self.set(&format!("{{{name} pid}}"), pid);
+            let found = self.until(&format!("the first lines of the {name}"), |demo| {
+                Ok(demo.processes.line_with(&name, awaited))
+            });
+            match found {
+                Err(Failure::Failed(_)) if !is_last => self.processes.end_one(&name, Signal::KILL),
+                found => {
+                    let address = found?;
+                    self.values.entry(format!("{{{name}}}")).or_insert(address);
+                    break;
+                }
+            }
+        }
+        Ok(String::new())
     }
 
-    /// The first whole line of a process that begins so, once it is printed.
-    fn line(&mut self, name: &str, begin: &str) -> Result<String, Failure> {
-        self.until(&format!("the first lines of the {name}"), |demo| {
-            let printed = demo.processes.read(&format!("{name}.out"));
-            let mut lines = printed
-                .split_inclusive('\n')
-                .filter_map(|line| line.strip_suffix('\n'));
-            Ok(lines.find(|line| line.starts_with(begin)).map(str::to_owned))
-        })
-    }
-
-    /// Runs a command of this program, which must end with this exit code. Returns its output and its errors.
-    fn run(&mut self, line: &str, code: i32) -> Result<(String, String), Failure> {
-        let mut command = self.processes.spawn("command", &self.program, &self.fill(line))?;
+    /// Runs a command, which must end with this exit code. Returns its output; its errors for the exit code 1.
+    fn run(&mut self, line: &str, code: i32) -> Result<String, Failure> {
+        let mut command = self.processes.spawn("command", &self.words(line))?;
         let status = self.until("the command ends", |_| Ok(command.try_wait()?))?;
-        let (stdout, stderr) = (
-            self.processes.read("command.out"),
-            self.processes.read("command.log"),
-        );
-        if status.code() == Some(code) {
-            Ok((stdout, stderr))
-        } else {
-            Err(Failure::new(format!("{line}: {stderr}")))
+        let errors = self.processes.read("command.log");
+        match status.code() {
+            Some(1) if code == 1 => Ok(errors),
+            ended if ended == Some(code) => Ok(self.processes.read("command.out")),
+            _ => Err(Failure::new(format!("{line}: {errors}"))),
         }
     }
 
     /// The output of a command. `None` if it fails, for example because the leader has just changed.
     fn attempt(&mut self, line: &str) -> Result<Option<String>, Failure> {
-        let output = self.run(line, 0).map(|(stdout, _)| stdout);
-        self.unless_failed(output)
-    }
-
-    /// What was returned; `None` if it has failed.
-    fn unless_failed<T>(&mut self, result: Result<T, Failure>) -> Result<Option<T>, Failure> {
-        if let Err(Failure::Failed(error)) = result {
-            self.last_error = error;
-            return Ok(None);
+        match self.run(line, 0) {
+            Err(Failure::Failed(error)) => {
+                self.last_error = error;
+                Ok(None)
+            }
+            output => output.map(Some),
         }
-        result.map(Some)
-    }
-
-    /// The entries of a list; empty while no scheduler answers.
-    fn list(&mut self, line: &str) -> Result<Vec<Value>, Failure> {
-        let printed = self.attempt(line)?.unwrap_or_default();
-        let value: Value = serde_json::from_str(&printed).unwrap_or_default();
-        let listed = value.as_array().or_else(|| value["servers"].as_array());
-        Ok(listed.cloned().unwrap_or_default())
-    }
-
-    fn see_nodes(&mut self, what: &str, is_right: impl Fn(&[Value]) -> bool) -> Result<(), Failure> {
-        self.until(what, |demo| {
-            Ok(is_right(&demo.list("ctl --json nodes")?).then_some(()))
-        })
-    }
-
-    /// Waits until this number of nodes is READY.
-    fn see_ready_nodes(&mut self, count: usize) -> Result<(), Failure> {
-        let is_ready = |one: &&Value| one["status"] == "READY" && one["connected"] == true;
-        self.see_nodes("all nodes are READY", |nodes| {
-            nodes.iter().filter(is_ready).count() == count
-        })
     }
 
     /// Calls `look` until it returns something. Fails after the time limit, after a signal, or if a process
@@ -442,7 +408,20 @@ impl Demo {
     }
 }
 
-/// Prints a step that has been seen. Lines after the first are its details.
+/// A loopback address with a free port, which stays that of this demo as long as the socket is open: it is
+/// bound, and does not listen. Servers can listen there, because they set `SO_REUSEADDR`.
+fn free_address() -> Result<(SocketAddrV4, OwnedFd), Failure> {
+    let socket = socket_with(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    Ok((SocketAddrV4::try_from(getsockname(&socket)?)?, socket))
+}
+
 fn say(began: Instant, text: &str) -> Result<(), Failure> {
     let time = began.elapsed().as_secs_f64();
     let lines: Vec<_> = text.lines().map(printable).collect();

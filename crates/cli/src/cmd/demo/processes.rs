@@ -81,9 +81,19 @@ impl Processes {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
+    /// The rest of the first whole line of a process that has this text, up to a comma: in its output or its log.
+    pub(super) fn line_with(&self, name: &str, text: &str) -> Option<String> {
+        let printed = [".out", ".log"].map(|end| self.read(&format!("{name}{end}")));
+        let mut lines = printed.iter().flat_map(|all| all.split_inclusive('\n'));
+        let rest = lines
+            .find_map(|line| line.strip_suffix('\n')?.split_once(text))?
+            .1;
+        rest.split(',').next().map(str::to_owned)
+    }
+
     /// Starts a program that runs until [`end`](Self::end). Returns its PID.
-    pub(super) fn start(&mut self, name: &str, program: &str, words: &[String]) -> Result<u32, Failure> {
-        let child = self.spawn(name, program, words)?;
+    pub(super) fn start(&mut self, name: &str, words: &[String]) -> Result<u32, Failure> {
+        let child = self.spawn(name, words)?;
         let pid = child.id();
         self.running.push((name.to_owned(), child));
         Ok(pid)
@@ -91,8 +101,8 @@ impl Processes {
 
     /// Starts a program in a new process group, because Ctrl-C is for the demo. Its output goes to files,
     /// because a pipe that is not read would block it.
-    pub(super) fn spawn(&self, name: &str, program: &str, words: &[String]) -> Result<Child, Failure> {
-        let mut command = Command::new(program);
+    pub(super) fn spawn(&self, name: &str, words: &[String]) -> Result<Child, Failure> {
+        let mut command = Command::new(&words[0]);
         // The demo's cluster has none of the user's settings.
         let is_setting = |name: &std::ffi::OsString| name.as_encoded_bytes().starts_with(b"SSNTP_");
         for name in std::env::vars_os().map(|(name, _)| name).filter(is_setting) {
@@ -100,7 +110,7 @@ impl Processes {
         }
         service_manager::hide_from(&mut command);
         command
-            .args(words)
+            .args(&words[1..])
             .current_dir(&self.directory)
             .process_group(0)
             .stdin(Stdio::null());

@@ -1,10 +1,26 @@
-//! The tables of steps: commands that a user could type, and their expected results.
+//! The tables of steps: commands that a user could type, and their expected results. A name in braces is one of the
+//! [values](super::Demo::values).
 
 /// A step: the sentence that is printed once its results are seen (nothing is printed if it is empty); the
-/// words of the command, with names in braces for [values](super::Demo::values); the required exit code; and
-/// a second command with what its output must show in the end.
-pub(super) type Step = (&'static str, &'static str, i32, Option<Seen>);
-type Seen = (&'static str, fn(&str) -> bool);
+/// command; what it does; and what the output of a second command shows in the end.
+pub(super) type Step = (&'static str, &'static str, Act, Option<Seen>);
+/// A command, a text in its output, and the number of times that the output has this text. If it is the command of
+/// the step itself, its last output is printed.
+type Seen = (&'static str, &'static str, &'static str);
+
+/// What the command of a step does.
+pub(super) enum Act {
+    /// It ends with this exit code.
+    Ends(i32),
+    /// It is repeated until its exit code is 0: the leader that it is for may die.
+    Repeated,
+    /// It is a process with this name, which runs until the end, and first prints or logs this text.
+    Starts(&'static str, &'static str),
+    /// There is no command: the agent with this name goes out of service, or back.
+    Switches(&'static str),
+}
+use Act::{Ends, Repeated, Starts, Switches};
+const DONE: Act = Ends(0);
 
 /// Scripts of workloads, by the names that stand for them in the tables.
 #[rustfmt::skip] // A table.
@@ -15,86 +31,180 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
     ("{job}", "sleep 0.3; exit 3"),
     // The directory and the program may have any characters in their names.
     ("{run-in}", r#"cd "$0" && exec "$1" $2"#),
-    ("{as-cnci}", "cnci --connect {address} --ca ca.pem --cert cnci.pem --uuid {cnci} --tenant {tenant} --ip 10.0.0.33 --state cnci"),
+    ("{as-cnci}", "cnci --connect {scheduler} --ca ca.pem --cert cnci.pem --uuid {cnci} --tenant {tenant} --ip 10.0.0.33 --state cnci"),
     // The concentrator may not know the node yet.
     ("{try}", "{ping} -c 1 -W 2 $0 || exit 3"),
+    // Prints the command for ping. Fails if something that networks of tenants need is missing.
+    ("{trial}", "[ $(id -u) = 0 ] && command -v nsenter >/dev/null && unshare --net sh -c '\
+    ip link add u0 type bridge && ip link add x0 type vxlan id 1 dstport 4789 && nft add table bridge trial' && \
+    if command -v ping >/dev/null; then echo ping; else busybox ping -c 1 -W 1 127.0.0.1 >/dev/null; \
+    [ $? = 127 ] && exit 1; echo busybox ping; fi"),
+    // Makes the underlay, a bridge, so that a node can reach its own concentrators; then runs the node.
+    ("{underlay}", "ip link set lo up; ip link add u0 type bridge; ip addr add 10.99.0.1/24 dev u0; \
+    ip link set u0 up; PATH=\"$(dirname \"$0\"):$PATH\"; exec \"$0\" \"$@\""),
     ("{reach}", "for try in 1 2 3 4 5; do {ping} -c 1 -W 2 $0 && exit 0; done; exit 1"),
 ];
 
-// The flags of the daemons. The files are in the demo's directory. Other users may have no access to it, so
-// instances run as the agent's user. The Unix socket is for nodes in another network namespace.
-pub(super) const SCHEDULER: &str =
-    "scheduler --listen 127.0.0.1:0 unix:scheduler.sock --cert scheduler.pem --config cluster.yaml";
-pub(super) const CONTROLLER: &str =
-    "controller --connect {address} --cert daemon.pem --store controller --http 127.0.0.1:0";
+/// The values that are new UUIDs.
+pub(super) const UUIDS: [&str; 7] = [
+    "{tenant}",
+    "{cnci}",
+    "{tenants}",
+    "{blue}",
+    "{red}",
+    "{before}",
+    "{after}",
+];
+// Other users may have no access to the directory, so instances run as the agent's user.
 pub(super) const NODE: &str = "--mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent";
 
-pub(super) const EVENTS: &str = "ctl --connect {address} --cert events.pem --json events";
-pub(super) const TOKEN: &str = "controller token add demo --write --store controller";
-pub(super) const RELEASE: &str = "ctl release-ip web 198.51.100.20 --cnci {cnci} --tenant {tenant}";
-pub(super) const TENANTS: &str = "agent --connect unix:scheduler.sock --cert tenants.pem --state tenants \
-    --network tenants --underlay u0 --concentrator-certs cncis";
+pub(super) const TOKEN: &str = "ssntp controller token add demo --write --store controller";
+pub(super) const RELEASE: &str = "ssntp ctl release-ip web 198.51.100.20 --cnci {cnci} --tenant {tenant}";
+
+// A new session ends an older session with its UUID, so each controller has a certificate of its own. The Unix
+// socket of the scheduler is for nodes in another network namespace.
+/// The scheduler and the controller of a whole cluster.
+#[rustfmt::skip] // A table: the text, the command, what it does, the expected results.
+pub(super) const BEGIN: &[Step] = &[
+    ("", "ssntp cert ca --dir .", DONE, None),
+    ("", "ssntp cert issue --dir . --role scheduler --bound", DONE, None),
+    ("", "ssntp cert issue --dir . --role controller --bound", DONE, None),
+    ("", "ssntp cert issue --dir . --role controller --bound --name ctl", DONE, None),
+    ("", "ssntp cert issue --dir . --role controller --bound --name daemon", DONE, None),
+    ("", "ssntp cert issue --dir . --role controller --bound --name events", DONE, None),
+    ("", "ssntp cert issue --dir . --role cnciagent --uuid {cnci} --name cnci", DONE, None),
+    ("a scheduler listens at {scheduler} (process {scheduler pid})",
+        "ssntp scheduler --listen 127.0.0.1:0 unix:scheduler.sock --cert scheduler.pem --config cluster.yaml",
+        Starts("scheduler", "listening at "), None),
+    ("a controller shows the cluster at {controller} (process {controller pid})",
+        "ssntp controller --connect {scheduler} --cert daemon.pem --store controller --http 127.0.0.1:0",
+        Starts("controller", "page at "), None),
+    ("", "ssntp --connect {scheduler} --cert events.pem --json ctl events", Starts("events", "connected"), None),
+];
+
+/// An agent.
+#[rustfmt::skip]
+pub(super) const AGENT: &[Step] = &[
+    ("", "ssntp cert issue --dir . --role agent --bound --name agent-{n}", DONE, None),
+    ("", "ssntp agent --connect {scheduler} --cert agent-{n}.pem --state agent-{n}",
+        Starts("agent-{n}", "agent "), None),
+];
+
+#[rustfmt::skip]
+pub(super) const NETWORK_AGENT: &[Step] = &[
+    ("", "ssntp cert issue --dir . --role netagent --bound --name network-agent", DONE, None),
+    ("{agents} agents and a network agent are READY (processes {agents' pids}, {network-agent pid})",
+        "ssntp agent --connect {scheduler} --cert network-agent.pem --state network-agent",
+        Starts("network-agent", "agent "), Some(("ssntp ctl --json nodes --state READY", "\"uuid\"", "{nodes}"))),
+];
 
 /// A whole cluster.
-#[rustfmt::skip] // A table: the text, the command, the expected results.
+#[rustfmt::skip]
 pub(super) const CLUSTER: &[Step] = &[
-    ("the cluster has a configuration", "ctl configure configuration.yaml", 0, None),
-    ("workload web runs", "ctl start --name web --persistent -- sh -c {work}", 0, None),
-    ("workload database runs", "ctl start --name database --persistent -- sh -c {work}", 0, None),
-    ("workload batch runs", "ctl start --name batch --persistent -- sh -c {work}", 0, None),
+    ("the cluster has a configuration", "ssntp ctl configure configuration.yaml", DONE, None),
+    ("workload web runs", "ssntp ctl start --name web --persistent -- sh -c {work}", DONE, None),
+    ("workload database runs", "ssntp ctl start --name database --persistent -- sh -c {work}", DONE, None),
+    ("workload batch runs", "ssntp ctl start --name batch --persistent -- sh -c {work}", DONE, None),
     ("a concentrator runs on the network node and has connected",
-        "ctl start --name CNCI --network-node --tenant {tenant} --uuid {cnci} -- sh -c {run-in} {directory} {program} {as-cnci}", 0,
-        Some(("ctl --json cncis", |cncis| cncis.contains("\"since\":\"")))),
+        "ssntp ctl start --name CNCI --network-node --tenant {tenant} --uuid {cnci} -- sh -c {run-in} {directory} {program} {as-cnci}", DONE,
+        Some(("ssntp ctl --json cncis", "\"since\":\"", "1"))),
     // RFC 5737 reserves this address for documentation.
     ("the concentrator has assigned 198.51.100.20 to web",
-        "ctl assign-ip web 198.51.100.20 --cnci {cnci} --tenant {tenant} --private-ip 172.16.0.5 --mac 02:00:00:00:00:05", 0, None),
-    ("web was stopped, and its node keeps it", "ctl stop web", 0, None),
-    ("web was restarted", "ctl restart web", 0, None),
-    ("the last line of web's log, from its node:", "ctl logs web --output stdout --tail 1", 0, None),
-    ("web's node was evacuated, and is in maintenance; its instances stopped", "ctl evacuate {node}", 0, None),
-    ("web's node was restored", "ctl restore {node}", 0, None),
-    ("web was restarted there", "ctl restart web", 0, None),
+        "ssntp ctl assign-ip web 198.51.100.20 --cnci {cnci} --tenant {tenant} --private-ip 172.16.0.5 --mac 02:00:00:00:00:05", DONE, None),
+    ("web was stopped, and its node keeps it", "ssntp ctl stop web", DONE, None),
+    ("web was restarted", "ssntp ctl restart web", DONE, None),
+    ("the last line of web's log, from its node:", "ssntp ctl logs web --output stdout --tail 1", DONE, None),
+    ("web's node was evacuated, and is in maintenance; its instances stopped", "ssntp ctl evacuate {node}", DONE, None),
+    ("web's node was restored", "ssntp ctl restore {node}", DONE, None),
+    ("web was restarted there", "ssntp ctl restart web", DONE, None),
     // Its node restarts it without a command.
     ("a process, fragile, failed, and its node has started it again",
-        "ctl start --name fragile --restart on-failure -- sh -c {fails-once}", 0,
-        Some(("ctl logs fragile", |log| log.contains("again")))),
-    ("fragile was deleted", "ctl delete fragile", 0, None),
-    ("a job was started", "ctl start --name job -- sh -c {job}", 0, None),
-    ("the job has ended by itself", "ctl wait job", 3, None),
+        "ssntp ctl start --name fragile --restart on-failure -- sh -c {fails-once}", DONE,
+        Some(("ssntp ctl logs fragile", "again", "1"))),
+    ("fragile was deleted", "ssntp ctl delete fragile", DONE, None),
+    ("a job was started", "ssntp ctl start --name job -- sh -c {job}", DONE, None),
+    ("the job has ended by itself", "ssntp ctl wait job", Ends(3), None),
     // The node's next report may still list the failed instance. The five are web, database, batch, the
     // concentrator and the job.
-    ("a program that is not there does not start:", "ctl start -- /no/such/program", 1,
-        Some(("ctl --json instances", |instances| instances.matches("\"uuid\"").count() == 5))),
-    ("a START that needs 1000000 MB fails, as it should:", "ctl start --mem 1000000 -- sleep 1", 1, None),
+    ("a program that is not there does not start:", "ssntp ctl start -- /no/such/program", Ends(1),
+        Some(("ssntp ctl --json instances", "\"uuid\"", "5"))),
+    ("a START that needs 1000000 MB fails, as it should:", "ssntp ctl start --mem 1000000 -- sleep 1", Ends(1), None),
 ];
 
 /// Two networks of tenants with the same subnet, on a node of their own.
-#[rustfmt::skip] // A table: the text, the command, the expected results.
+#[rustfmt::skip]
 pub(super) const NETWORKS: &[Step] = &[
-    ("tenant blue has a network", "ctl tenant add blue --subnet 172.16.0.0/24 --concentrator 10.99.0.33/24 --uuid {blue}", 0, None),
-    ("tenant red has a network", "ctl tenant add red --subnet 172.16.0.0/24 --concentrator 10.99.0.34/24 --uuid {red}", 0, None),
-    ("", "ctl start --tenant blue --name blue-1 --ip 172.16.0.5 --node {tenants} -- sleep 1000", 0, None),
-    ("", "ctl start --tenant red --name red-1 --ip 172.16.0.6 --node {tenants} -- sleep 1000", 0, None),
-    ("", "ctl start --tenant blue --name ping-own --node {tenants} -- sh -c {reach} 172.16.0.5", 0, None),
-    ("an instance of blue reaches another instance of blue", "ctl wait ping-own", 0, None),
-    ("", "ctl start --tenant blue --name ping-other --node {tenants} -- sh -c {try} 172.16.0.6", 0, None),
-    ("it does not reach red, which has the same subnet", "ctl wait ping-other", 3, None),
-    ("", "ctl assign-ip --tenant blue blue-1 10.99.0.200", 0, None),
-    ("", "ctl start --tenant red --name ping-public --node {tenants} -- sh -c {reach} 10.99.0.200", 0, None),
-    ("an instance of red reaches the public address of blue", "ctl wait ping-public", 0, None),
-    ("", "ctl delete blue-1 red-1 ping-own ping-other ping-public", 0, None),
-    ("", "ctl tenant delete blue", 0, None),
-    ("the networks of both tenants were removed", "ctl tenant delete red", 0, None),
+    ("", "ssntp cert issue --dir . --role agent,netagent --uuid {tenants} --name tenants", DONE, None),
+    ("", "ssntp cert issue --dir . --role cnciagent --uuid {blue} --name {blue}", DONE, None),
+    ("", "ssntp cert issue --dir . --role cnciagent --uuid {red} --name {red}", DONE, None),
+    // Concentrators may be placed on any network node, but the other one has no networks of tenants.
+    ("", "", Switches("network-agent"), Some(("ssntp ctl --json nodes --state OFFLINE", "network_node", "1"))),
+    ("a node with networks of tenants is READY (process {tenants pid})",
+        "unshare --net sh -c {underlay} {program} agent --connect unix:scheduler.sock --cert tenants.pem --state tenants \
+         --network tenants --underlay u0 --concentrator-certs .",
+        Starts("tenants", "agent "), Some(("ssntp ctl --json nodes --state READY", "{tenants}", "1"))),
+    ("tenant blue has a network", "ssntp ctl tenant add blue --subnet 172.16.0.0/24 --concentrator 10.99.0.33/24 --uuid {blue}", DONE, None),
+    ("tenant red has a network", "ssntp ctl tenant add red --subnet 172.16.0.0/24 --concentrator 10.99.0.34/24 --uuid {red}", DONE, None),
+    ("", "ssntp ctl start --tenant blue --name blue-1 --ip 172.16.0.5 --node {tenants} -- sleep 1000", DONE, None),
+    ("", "ssntp ctl start --tenant red --name red-1 --ip 172.16.0.6 --node {tenants} -- sleep 1000", DONE, None),
+    ("", "ssntp ctl start --tenant blue --name ping-own --node {tenants} -- sh -c {reach} 172.16.0.5", DONE, None),
+    ("an instance of blue reaches another instance of blue", "ssntp ctl wait ping-own", DONE, None),
+    ("", "ssntp ctl start --tenant blue --name ping-other --node {tenants} -- sh -c {try} 172.16.0.6", DONE, None),
+    ("it does not reach red, which has the same subnet", "ssntp ctl wait ping-other", Ends(3), None),
+    ("", "ssntp ctl assign-ip --tenant blue blue-1 10.99.0.200", DONE, None),
+    ("", "ssntp ctl start --tenant red --name ping-public --node {tenants} -- sh -c {reach} 10.99.0.200", DONE, None),
+    ("an instance of red reaches the public address of blue", "ssntp ctl wait ping-public", DONE, None),
+    ("", "ssntp ctl delete blue-1 red-1 ping-own ping-other ping-public", DONE, None),
+    ("", "ssntp ctl tenant delete blue", DONE, None),
+    ("the networks of both tenants were removed", "ssntp ctl tenant delete red", DONE, None),
+    ("", "", Switches("network-agent"), Some(("ssntp ctl --json nodes --state READY", "network_node", "2"))),
 ];
 
-/// Prints the command for ping. Fails if something that networks of tenants need is missing.
-pub(super) const TRIAL: &str = "[ $(id -u) = 0 ] && command -v nsenter >/dev/null && unshare --net sh -c '\
-    ip link add u0 type bridge && ip link add x0 type vxlan id 1 dstport 4789 && nft add table bridge trial' && \
-    if command -v ping >/dev/null; then echo ping; else busybox ping -c 1 -W 1 127.0.0.1 >/dev/null; \
-    [ $? = 127 ] && exit 1; echo busybox ping; fi";
-/// Makes the underlay, a bridge, so that a node can reach its own concentrators; then runs the node.
-pub(super) const UNDERLAY: &str = "ip link set lo up; ip link add u0 type bridge; ip addr add 10.99.0.1/24 dev u0; \
-    ip link set u0 up; PATH=\"$(dirname \"$0\"):$PATH\"; exec \"$0\" \"$@\"";
+#[rustfmt::skip]
+pub(super) const END: &[Step] = &[("all {count} instances were deleted", "ssntp ctl delete --all", DONE, None)];
+
+/// Several schedulers share this etcd.
+#[rustfmt::skip]
+pub(super) const ETCD: &[Step] = &[
+    ("", "ssntp cert ca --dir .", DONE, None),
+    ("an etcd answers at {etcd} (process {etcd pid})",
+        "etcd --name demo --data-dir etcd --listen-client-urls http://{etcd} --advertise-client-urls http://{etcd} \
+         --listen-peer-urls http://127.0.0.1:0 --initial-advertise-peer-urls http://127.0.0.1:0 \
+         --initial-cluster demo=http://127.0.0.1:0", Starts("etcd", "ready to serve client requests"), None),
+    ("", "ssntp cert issue --dir . --role controller --bound --name ctl", DONE, None),
+];
+
+/// One of several schedulers.
+#[rustfmt::skip]
+pub(super) const SCHEDULER: &[Step] = &[
+    ("", "ssntp cert issue --dir . --role scheduler --bound --name scheduler-{n}", DONE, None),
+    ("scheduler-{n} listens at {scheduler-{n}} (process {scheduler-{n} pid})",
+        "ssntp scheduler --listen 127.0.0.1:0 --cert scheduler-{n}.pem --config cluster-{n}.yaml --join etcd://{etcd} \
+         --cluster demo", Starts("scheduler-{n}", "listening at "), None),
+];
+
+// A START that is on its way to a leader that dies is lost; with the same UUID, the repeated one starts nothing twice.
+#[rustfmt::skip]
+pub(super) const SEVERAL: &[Step] = &[
+    ("{agents} agents are READY, connected to different schedulers", READY, Repeated, Some((READY, "READY", "{agents}"))),
+    ("workload before runs", "ssntp ctl --timeout 10 start --uuid {before} --name before --mem 8 --persistent -- sleep 1000",
+        Repeated, None),
+];
+const READY: &str = "ssntp ctl nodes --state READY";
+pub(super) const LEADER: &[Step] = &[("{leader} leads:", "ssntp ctl servers", Repeated, None)];
+#[rustfmt::skip]
+pub(super) const NEXT_START: &[Step] = &[
+    ("workload after runs", "ssntp ctl --timeout 10 start --uuid {after} --name after --mem 8 --persistent -- sleep 1000",
+        Repeated, None),
+];
+const INSTANCES: &str = "ssntp ctl instances";
+#[rustfmt::skip]
+pub(super) const AFTER: &[Step] = &[
+    ("", READY, Repeated, Some((READY, "READY", "{agents}"))),
+    ("all agents are back, and 2 instances run, each once", INSTANCES, Repeated, Some((INSTANCES, "active", "2"))),
+    ("all instances were deleted", "ssntp ctl delete --all", Repeated, None),
+];
+
 pub(super) const CONFIGURATION: &str = "configure:
   launcher:
     compute_net: [127.0.0.0/8]
@@ -102,9 +212,9 @@ pub(super) const CONFIGURATION: &str = "configure:
 ";
 /// The text for `--hold`.
 pub(super) const TO_TRY: &str = "the cluster runs until Ctrl-C; in another terminal, try:
-export SSNTP_CONNECT={address}
+export SSNTP_CONNECT={scheduler}
 export SSNTP_CA='{directory}/ca.pem' SSNTP_CERT='{directory}/controller.pem'
-export SSNTP_HTTP={page} SSNTP_TOKEN_FILE='{directory}/token'
+export SSNTP_HTTP={controller} SSNTP_TOKEN_FILE='{directory}/token'
 {program} ctl nodes
 {program} ctl instances --watch
 {program} ctl describe job
