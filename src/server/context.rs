@@ -12,11 +12,11 @@ use super::error::SendError;
 use super::filter::Filter;
 use super::links::ServerLink;
 use super::parcel::Parcel;
-use super::routing::{RuleError, Rules};
+use super::routing::{Rule, RuleError, Rules};
 use super::sessions::{Session, SessionCounters, SessionInfo};
 use super::state::State;
 use crate::payload::Content;
-use crate::proto::{Frame, Run};
+use crate::proto::{Frame, FrameKind, Run};
 use crate::request::Request;
 use ssntp_pki::Role;
 use ssntp_transport::Load;
@@ -147,6 +147,19 @@ impl Context<'_> {
     pub fn set_rules(&mut self, rules: Rules) -> Result<(), RuleError> {
         let operands = &self.state.environment.own.operands;
         self.state.routing.set_rules(rules, operands)
+    }
+
+    /// The roles to which frames of a kind are multicast. Empty if the kind has no rule, or a routing function.
+    pub fn receivers(&self, kind: FrameKind) -> Role {
+        match self.state.routing.rule(kind) {
+            Some(Rule::Multicast(roles)) => *roles,
+            _ => Role::NONE,
+        }
+    }
+
+    /// The role filter.
+    pub fn filter(&self) -> &Filter {
+        self.state.routing.filter()
     }
 
     /// Replaces the role filter.

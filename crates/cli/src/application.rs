@@ -13,17 +13,17 @@ pub(crate) struct Applications {
     /// EVENT/0x80=Scaled; without TYPE it is a COMMAND; a name that ends with :request
     /// makes it a request, which its receiver answers; may be given several times
     #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]")]
-    applications: Vec<Application>,
+    applications: Vec<Defined>,
 }
 
 #[derive(Clone, Debug)]
-struct Application {
+struct Defined {
     kind: FrameKind,
     name: String,
     is_request: bool,
 }
 
-impl FromStr for Application {
+impl FromStr for Defined {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -57,7 +57,7 @@ impl Applications {
     /// The operands for the configuration of a server or a client.
     pub(crate) fn operands(&self) -> Result<Operands, Failure> {
         let mut operands = Operands::new();
-        for Application {
+        for Defined {
             kind,
             name,
             is_request,

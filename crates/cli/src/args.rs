@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser};
 
-use crate::admin::AgentArgs;
-use crate::cmd;
+use crate::cmd::Command;
 use crate::failure::Failure;
 use crate::logging::LogArgs;
 use crate::output::note;
+use crate::screens::grouped;
 use crate::settings::{self, Refused, Settings, with_environment};
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
@@ -28,17 +28,9 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    #[command(visible_alias = "netagent")]
-    Agent(AgentArgs),
-    #[command(flatten)]
-    Full(cmd::Command),
-}
-
 /// The definition of the command line.
 pub(crate) fn command() -> clap::Command {
-    cmd::grouped(with_environment(Args::command()).max_term_width(100))
+    grouped(with_environment(Args::command()).max_term_width(100))
 }
 
 impl Args {
@@ -164,37 +156,12 @@ fn subcommands(words: &[OsString]) -> usize {
     names.count().max(1)
 }
 
-impl Command {
-    /// Runs a subcommand to its end. `settings` are empty unless the subcommand is a daemon.
-    pub(crate) fn run(self, settings: Settings) -> Result<(), Failure> {
-        match self {
-            Self::Agent(args) => ssntp_agent_cli::run(args, settings),
-            Self::Full(command) => command.run(settings, self::command()),
-        }
-    }
-
-    /// The level of the log without --log and RUST_LOG. A daemon logs its warnings for its
-    /// operator; any other subcommand prints only the line with its error.
-    pub(crate) fn log_level(&self) -> &'static str {
-        if matches!(self, Self::Agent(_)) || self.serves_many() {
-            "warn"
-        } else {
-            "error"
-        }
-    }
-
-    /// True if the process holds frames of many peers.
-    pub(crate) fn serves_many(&self) -> bool {
-        match self {
-            Self::Agent(_) => false,
-            Self::Full(command) => command.is_daemon(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use clap_complete::Shell;
+
     use super::*;
+    use crate::cmd::completions::{ROLES, script};
 
     #[test]
     fn common_flags_may_stand_before_the_subcommand() {
@@ -243,5 +210,28 @@ mod tests {
             }
         }
         check(&command(), &[]);
+    }
+
+    #[test]
+    fn roles_and_operands_are_completed_by_name_and_only_paths_by_files() {
+        let all: Vec<_> = ssntp::Role::ALL.iter().map(|role| role.to_string()).collect();
+        assert!(all.len() == ROLES.len() && all.iter().all(|role| ROLES.contains(&role.as_str())));
+        let text = String::from_utf8(script(Shell::Bash, command())).unwrap();
+        let after = |flag: &str| {
+            let case = text.find(&format!("                {flag})\n")).unwrap();
+            text[case..].lines().skip(1).take(8).collect::<String>()
+        };
+        assert!(
+            after("--wait-for").contains("controller"),
+            "{}",
+            after("--wait-for")
+        );
+        assert!(text.contains("STATS"));
+        assert!(
+            !after("--context").contains("compgen -f"),
+            "{}",
+            after("--context")
+        );
+        assert!(after("--ca").contains("compgen -f"), "{}", after("--ca"));
     }
 }

@@ -6,10 +6,11 @@
 //! | `allocator` | settings of the C library's allocator |
 //! | `admin` | pages about a daemon, over HTTP |
 //! | `application` | the flag for frames of an application |
-//! | `args` | the command line, one variant a subcommand |
+//! | `args` | the command line |
 //! | `cmd` | the subcommands, one file each |
 //! | `daemon` | flags and texts that all daemons share that are servers |
 //! | `join` | the flags of a daemon that joins others through an etcd |
+//! | `screens` | the first screens of help |
 //! | `receipt` | the answer to a sender: how many sessions received a frame |
 
 mod admin;
@@ -20,6 +21,7 @@ mod cmd;
 mod daemon;
 mod join;
 mod receipt;
+mod screens;
 
 use std::process::ExitCode;
 
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
     if let Some(sink) = logging.notes() {
         output::send_notes_to(sink);
     }
-    match args.command.run(settings) {
+    match args.command.run(settings, args::command()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => logging.end_with(failure),
     }

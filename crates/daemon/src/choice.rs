@@ -7,15 +7,12 @@ pub type Choices<T> = &'static [(&'static str, &'static str, T)];
 
 /// A parser that reads one of the words and returns its value.
 pub fn one_of<T: Clone + Send + Sync>(choices: Choices<T>) -> impl TypedValueParser<Value = T> {
-    let words = choices.iter().map(|(word, help, _)| match *help {
-        "" => PossibleValue::new(*word),
-        help => PossibleValue::new(*word).help(help),
-    });
+    let words = choices
+        .iter()
+        .map(|(word, help, _)| PossibleValue::new(*word).help(*help));
     PossibleValuesParser::new(words).try_map(|given| {
-        // clap has accepted the word, in any case of letters if the flag ignores case.
-        let chosen = choices
-            .iter()
-            .find(|(word, ..)| word.eq_ignore_ascii_case(&given));
+        // clap has accepted the word.
+        let chosen = choices.iter().find(|(word, ..)| *word == given);
         chosen.map(|(.., value)| value.clone()).ok_or("not a known word")
     })
 }

@@ -416,7 +416,7 @@ impl<'a> Watch<'a> {
             // The first event of a client is `Connected`, or its end, for which `wait` fails.
             Waited::Event(_) => Ok(()),
             Waited::Stopped => Err(self.stop.interrupted()),
-            Waited::TimedOut => Err(unanswered(&self.client.handle(), "server", limit)),
+            Waited::TimedOut => Err(unanswered(&self.client.handle(), limit)),
         }
     }
 }
@@ -465,11 +465,11 @@ pub fn traceparent() -> Option<TraceParent> {
 }
 
 /// The error of a command whose server has not answered within `limit`.
-pub fn unanswered(client: &ClientHandle, server: &str, limit: Duration) -> Failure {
+pub fn unanswered(client: &ClientHandle, limit: Duration) -> Failure {
     let why = reasons(&client.failures());
     let separator = if why.is_empty() { "" } else { ": " };
     Failure::new(format!(
-        "cannot connect: no {server} has answered in {} s{separator}{why}",
+        "cannot connect: no server has answered in {} s{separator}{why}",
         limit.as_secs_f64()
     ))
 }

@@ -74,6 +74,11 @@ impl Context {
     }
 }
 
+/// Reads an address. Without a port it has that of SSNTP.
+pub fn address(text: &str) -> Result<Address, AddressError> {
+    Address::with_default_port(text, DEFAULT_PORT)
+}
+
 impl Contexts {
     /// Reads the user's file, which may be missing.
     pub fn load() -> Result<Self, Failure> {

@@ -19,6 +19,7 @@ pub mod links;
 pub mod memory_engine;
 pub mod peers;
 pub mod port;
+pub mod program;
 pub mod proxy;
 pub mod random;
 pub mod wait;

@@ -48,11 +48,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     tunnels: TunnelArgs,
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<OfTables>,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum OfTables {
     /// Print the tables in --state, whether the concentrator runs or not
     Show,
 }
@@ -60,8 +60,8 @@ enum Verb {
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     match (&args.verb, &args.state) {
         (None, _) => serve(args, settings),
-        (Some(Verb::Show), Some(state)) => show(state, args.json),
-        (Some(Verb::Show), None) => Err(Failure::usage("--state is needed: the directory of the tables")),
+        (Some(OfTables::Show), Some(state)) => show(state, args.json),
+        (Some(OfTables::Show), None) => Err(Failure::usage("--state is needed: the directory of the tables")),
     }
 }
 

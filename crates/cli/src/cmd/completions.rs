@@ -24,13 +24,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, whole: Command) -> Result<(), Failure> {
+    print_bytes(&script(args.shell, whole))
+}
+
+pub(crate) fn script(shell: Shell, whole: Command) -> Vec<u8> {
     let (mut text, mut whole) = (Vec::new(), with_hints(whole));
-    clap_complete::generate(args.shell, &mut whole, "ssntp", &mut text);
-    print_bytes(&text)
+    clap_complete::generate(shell, &mut whole, "ssntp", &mut text);
+    text
 }
 
 /// The names of the roles.
-const ROLES: [&str; 6] = [
+pub(crate) const ROLES: [&str; 6] = [
     "server",
     "controller",
     "agent",
@@ -76,35 +80,4 @@ pub(crate) fn manual(args: &ManualArgs, whole: Command) -> Result<(), Failure> {
     let failed = |e| Failure::at(directory, e);
     fs::create_dir_all(directory).map_err(failed)?;
     clap_mangen::generate_to(whole.disable_help_subcommand(true), directory).map_err(failed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn roles_and_operands_are_completed_by_name_and_only_paths_by_files() {
-        let all: Vec<_> = ssntp::Role::ALL.iter().map(|role| role.to_string()).collect();
-        assert!(all.len() == ROLES.len() && all.iter().all(|role| ROLES.contains(&role.as_str())));
-        let mut text = Vec::new();
-        let mut whole = with_hints(crate::args::command());
-        clap_complete::generate(Shell::Bash, &mut whole, "ssntp", &mut text);
-        let text = String::from_utf8(text).unwrap();
-        let after = |flag: &str| {
-            let case = text.find(&format!("                {flag})\n")).unwrap();
-            text[case..].lines().skip(1).take(8).collect::<String>()
-        };
-        assert!(
-            after("--wait-for").contains("controller"),
-            "{}",
-            after("--wait-for")
-        );
-        assert!(text.contains("STATS"));
-        assert!(
-            !after("--context").contains("compgen -f"),
-            "{}",
-            after("--context")
-        );
-        assert!(after("--ca").contains("compgen -f"), "{}", after("--ca"));
-    }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgMatches, Command, FromArgMatches, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
-use super::table::{Columns, list};
+use super::table::{Columns, list, wrapped};
 use super::{cnci, controller, opflex, scheduler, server};
 use crate::admin::AgentArgs;
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ use crate::settings::{
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
     Check(Check),
-    Show(Show),
+    Show(ShowSettings),
     /// Print an example file with every key, its purpose and its default
     Example {
         /// The daemon that reads the file
@@ -56,7 +56,7 @@ pub(crate) struct Check {
 
 /// Print the settings that a daemon would use, and where each comes from
 #[derive(Debug, clap::Args)]
-pub(crate) struct Show {
+pub(crate) struct ShowSettings {
     /// The daemon that reads the settings
     #[arg(value_enum)]
     daemon: Name,
@@ -241,7 +241,7 @@ fn problems_of(
     Ok(found)
 }
 
-fn show(command: &Command, args: &Show) -> Result<(), Failure> {
+fn show(command: &Command, args: &ShowSettings) -> Result<(), Failure> {
     let read = args.daemon.read(command, args.file.as_deref(), &args.more);
     let (_, settings) = read.map_err(|refused| refused.failure())?;
     if !args.json {
@@ -308,20 +308,8 @@ fn comment(arg: &Arg) -> String {
     }
     let variable = arg.get_env().map(|name| name.to_string_lossy());
     paragraphs.extend(variable.map(|name| format!("Environment variable: {name}")));
-    let mut text = String::new();
-    for paragraph in paragraphs {
-        let mut line = String::from("#");
-        for word in paragraph.split_whitespace() {
-            if line.len() > 1 && line.len() + 1 + word.len() > WIDTH {
-                text.push_str(&format!("{line}\n"));
-                line = "#".into();
-            }
-            line.push(' ');
-            line.push_str(word);
-        }
-        text.push_str(&format!("{line}\n"));
-    }
-    text
+    let lines = paragraphs.iter().map(|text| wrapped("#", "#", text, WIDTH));
+    lines.collect()
 }
 
 /// The default values of a flag, or else the placeholders of its values in the help text.

@@ -15,16 +15,12 @@ use uuid::Uuid;
 
 use super::operands;
 use crate::application::Applications;
-use crate::clock::now;
 use crate::connection::{Connection, Waited, Watch, ended};
 use crate::failure::Failure;
 use crate::input;
 use crate::output::{note, print_bytes};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
-
-/// The time between two checks whether a program has ended.
-const POLL: Duration = Duration::from_millis(5);
 
 /// Send a request to the server or to a client, and print the reply
 ///
@@ -179,50 +175,36 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
         .process_group(0)
         .spawn();
     let mut child = child.map_err(|e| format!("{program}: {e}"))?;
+    let group = Pid::from_child(&child);
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let payload = request.payload().to_vec();
     // Neither thread is joined: a process that the program has left behind may hold the pipes.
-    let (said, printed) = bounded(1);
+    let (end, ended) = bounded(1);
     let write = move || stdin.map(|mut stdin| stdin.write_all(&payload));
     let read = move || {
         // By default no peer takes a longer payload.
-        let bytes = stdout.map(|out| input::bounded_bytes(out, u64::from(DEFAULT_MAX_PAYLOAD)));
-        let _ = said.send(bytes.unwrap_or_else(|| Err("no output".into())));
+        let printed = stdout.map(|out| input::bounded_bytes(out, u64::from(DEFAULT_MAX_PAYLOAD)));
+        // A program that has closed its output may still run.
+        let _ = end.send((printed.unwrap_or_else(|| Err("no output".into())), child.wait()));
     };
     let started = threads::spawn("ssntp-write", write).and_then(|_| threads::spawn("ssntp-read", read));
     let limit = Duration::from(args.limit);
-    let deadline = now() + limit;
-    let stopping = || "stopping".to_owned();
-    let too_long = || format!("{program}: it ran for more than {} s", limit.as_secs_f64());
     let wait = || {
         started.map_err(|e| e.to_string())?;
-        let printed = crossbeam_channel::select! {
-            recv(printed) -> bytes => bytes
-                .unwrap_or_else(|_| Err("it cannot be read".into()))
-                .map_err(|why| format!("{program}: its output: {why}"))?,
-            recv(stop.channel()) -> _ => return Err(stopping()),
-            default(limit) => return Err(too_long()),
-        };
-        // A program that has closed its output may still run.
-        let remaining = deadline.saturating_duration_since(now());
-        let status = stop.poll(POLL, remaining, || child.try_wait().map_err(Failure::new));
-        match status {
-            Ok(Some(status)) => Ok((printed, status)),
-            Ok(None) => Err(too_long()),
-            Err(_) if stop.requested() => Err(stopping()),
-            Err(e) => Err(format!("{program}: {e}")),
+        crossbeam_channel::select! {
+            recv(ended) -> end => end.map_err(|_| "it cannot be read".to_owned()),
+            recv(stop.channel()) -> _ => Err("stopping".to_owned()),
+            default(limit) => Err(format!("{program}: it ran for more than {} s", limit.as_secs_f64())),
         }
     };
-    let ended = wait();
-    if ended.is_err() {
-        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let (printed, status) = wait().inspect_err(|_| {
         // An error means that the group has ended by itself.
-        let _ = group.map(|group| kill_process_group(group, Signal::KILL));
-        // A child that is not waited for stays a zombie.
-        let _ = child.wait();
-    }
-    match ended? {
-        (printed, status) if status.success() => Ok(printed),
-        (_, status) => Err(format!("{program}: {status}")),
+        let _ = kill_process_group(group, Signal::KILL);
+    })?;
+    let printed = printed.map_err(|why| format!("{program}: its output: {why}"))?;
+    match status {
+        Ok(status) if status.success() => Ok(printed),
+        Ok(status) => Err(format!("{program}: {status}")),
+        Err(e) => Err(format!("{program}: {e}")),
     }
 }

@@ -1,5 +1,5 @@
-//! All subcommands except `agent`, which is built alone for small nodes. Each file has `Args`,
-//! its command line, and `run`.
+//! The subcommands. Each file has `Args`, its command line, and `run`; `agent` has a crate of its own,
+//! because it is also built alone for small nodes.
 //!
 //! | file | subcommand |
 //! |---|---|
@@ -22,12 +22,10 @@
 //! | `session/` | a session for programs in any language |
 //! | `table` | no subcommand: lists as people read them |
 //! | `watch` | show who sends what |
-//!
-//! `table` prints the lists of all of them.
 
 mod cert;
 mod cnci;
-mod completions;
+pub(crate) mod completions;
 mod config;
 mod context;
 mod controller;
@@ -42,57 +40,17 @@ mod scheduler;
 mod send;
 mod server;
 mod session;
-mod table;
+pub(crate) mod table;
 mod watch;
 
+use crate::admin::AgentArgs;
 use crate::failure::Failure;
 use crate::settings::Settings;
 
-/// The groups of subcommands in the help of the program.
-const GROUPS: &[(&str, &[&str])] = &[
-    ("Start here", &["demo"]),
-    (
-        "Frames between servers and clients",
-        &[
-            "server", "listen", "send", "request", "answer", "watch", "top", "session", "operands", "decode",
-        ],
-    ),
-    ("A cluster", &["scheduler", "agent", "controller", "ctl", "cnci"]),
-    ("Policy", &["opflex"]),
-    (
-        "Certificates and settings",
-        &["cert", "context", "config", "completions", "man", "help"],
-    ),
-];
-const EXAMPLES: &str = "\
-Examples:
-  ssntp demo                                             a whole cluster on this machine
-  ssntp server --dev &                                   a server to try, with throw-away certificates
-  ssntp listen --count 1 &
-  ssntp send STATS 'load: 1' --wait-for controller
-  ssntp help send                                        the flags of one command";
-
-/// The same command line, whose help shows the subcommands in groups.
-pub(crate) fn grouped(whole: clap::Command) -> clap::Command {
-    let mut text = String::new();
-    for (title, names) in GROUPS {
-        text += &format!("{title}:\n");
-        for name in *names {
-            let about = whole.find_subcommand(name).and_then(clap::Command::get_about);
-            let about = about.map_or_else(|| "Print the help of a command".to_owned(), ToString::to_string);
-            text += &format!("  {name:<12} {about}\n");
-        }
-        text.push('\n');
-    }
-    whole
-        .help_template(format!(
-            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{text}Options:\n{{options}}{{after-help}}"
-        ))
-        .after_help(EXAMPLES)
-}
-
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
+    #[command(visible_alias = "netagent")]
+    Agent(AgentArgs),
     Answer(exchange::AnswerArgs),
     #[command(subcommand)]
     Cert(cert::Args),
@@ -126,6 +84,7 @@ impl Command {
     /// definition of the program's command line.
     pub(crate) fn run(self, settings: Settings, whole: clap::Command) -> Result<(), Failure> {
         match self {
+            Self::Agent(args) => ssntp_agent_cli::run(args, settings),
             Self::Answer(args) => exchange::answer(&args),
             Self::Cert(args) => cert::run(args),
             Self::Cnci(args) => cnci::run(args, settings),
@@ -150,8 +109,18 @@ impl Command {
         }
     }
 
-    /// True if it serves others until it is stopped.
-    pub(crate) fn is_daemon(&self) -> bool {
+    /// The level of the log without --log and RUST_LOG. A daemon logs its warnings for its
+    /// operator; any other subcommand prints only the line with its error.
+    pub(crate) fn log_level(&self) -> &'static str {
+        if matches!(self, Self::Agent(_)) || self.serves_many() {
+            "warn"
+        } else {
+            "error"
+        }
+    }
+
+    /// True if the process holds frames of many peers.
+    pub(crate) fn serves_many(&self) -> bool {
         match self {
             Self::Scheduler(_) | Self::Server(_) => true,
             Self::Cnci(args) => args.serves(),
@@ -159,33 +128,5 @@ impl Command {
             Self::Opflex(args) => args.serves(),
             _ => false,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::GROUPS;
-
-    #[test]
-    fn the_groups_of_the_help_have_each_command_once_and_its_lines_wrap() {
-        let mut whole = crate::args::command();
-        let shown = whole.get_subcommands().filter(|command| !command.is_hide_set());
-        let commands: BTreeSet<_> = shown.map(|command| command.get_name().to_owned()).collect();
-        let grouped: Vec<_> = GROUPS
-            .iter()
-            .flat_map(|(_, names)| names.iter().copied())
-            .collect();
-        let named = grouped.iter().filter(|name| **name != "help");
-        assert_eq!(
-            named.map(|name| (*name).to_owned()).collect::<BTreeSet<_>>(),
-            commands
-        );
-        assert_eq!(grouped.len(), commands.len() + 1);
-        let help = whole.render_long_help().to_string();
-        assert!(help.contains("Start here:\n  demo "), "{help}");
-        let longest = help.lines().map(|line| line.chars().count()).max();
-        assert!(longest <= Some(110), "{longest:?}: {help}");
     }
 }

@@ -6,7 +6,6 @@ use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Filter, Rules};
 
 use super::table::{Columns, print};
-use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
 
 /// Show every type and operand, who may send it, and where it goes
@@ -15,21 +14,13 @@ use crate::failure::Failure;
 /// scheduler sends a command to the one node that it is for.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only operands of this type
-    #[arg(long = "type", value_parser = one_of(TYPES), ignore_case = true, value_name = "TYPE")]
+    /// Only operands of this type: COMMAND, STATUS, EVENT or ERROR
+    #[arg(long = "type", value_name = "TYPE")]
     frame_type: Option<FrameType>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
-
-#[rustfmt::skip] // A table: one row a word.
-const TYPES: Choices<FrameType> = &[
-    ("command", "", FrameType::COMMAND),
-    ("status", "", FrameType::STATUS),
-    ("event", "", FrameType::EVENT),
-    ("error", "", FrameType::ERROR),
-];
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (filter, rules) = (Filter::spec(), Rules::spec());

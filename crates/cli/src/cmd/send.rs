@@ -364,8 +364,7 @@ impl Sending<'_> {
                 Err(unsent) if self.args.lines && matches!(unsent.fault(), SendFault::NotConnected) => {
                     let limit = Duration::from(self.args.timeout);
                     if began.elapsed() >= limit {
-                        let client = self.watch.client.handle();
-                        return Err(connection::unanswered(&client, "server", limit));
+                        return Err(connection::unanswered(&self.watch.client.handle(), limit));
                     }
                     frame = unsent.into_frame();
                     self.pause(STEP / 4)?;

@@ -118,6 +118,19 @@ pub(crate) fn sheet_line(name: &str, text: &str) -> String {
     format!("  {name:<11} {text}\n")
 }
 
+/// A text in lines of at most `width` characters, behind `first` in the first line and `rest` in all others.
+pub(crate) fn wrapped(first: &str, rest: &str, text: &str, width: usize) -> String {
+    let (mut lines, mut line) = (String::new(), first.to_owned());
+    for word in text.split_whitespace() {
+        if line.len() > rest.len() && line.len() + 1 + word.len() > width {
+            lines.push_str(&format!("{line}\n"));
+            line = rest.to_owned();
+        }
+        line.extend([" ", word]);
+    }
+    format!("{lines}{line}\n")
+}
+
 /// The number of characters in a line of the terminal, and of its lines; `None` if the
 /// standard output is not a terminal.
 pub(crate) fn terminal_size() -> Option<(usize, usize)> {

@@ -68,7 +68,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 if let Ok(refusal) = frame.payload::<InvalidFrameType>()
                     && refusal.refused() == Command::WATCH
                 {
-                    return Err(Failure::new(refusal_text(&refusal)));
+                    return Err(Failure::new(refusal_text(
+                        refusal.refused(),
+                        refusal.reason.as_str(),
+                    )));
                 }
             }
             Waited::Event(_) => {}

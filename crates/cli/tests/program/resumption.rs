@@ -2,40 +2,27 @@
 
 use ssntp::Role;
 use ssntp::pki::CertificateRequest;
+use ssntp_test_support::program::Program;
 use ssntp_test_support::{LIMIT, Peer, authority, identity, trust};
 use uuid::Uuid;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use ssntp::transport::TcpOptions;
 use ssntp_transport::connect_tcp;
 
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(at: &Path, line: &str) -> (Running, u16) {
-    let child = crate::program()
+fn start(at: &Path, line: &str) -> (Program, u16) {
+    let mut command = crate::program();
+    command
         .args(line.split(' '))
         .args(["--listen", "127.0.0.1:0", "--ca", "ca.pem", "--cert", "cert.pem"])
         .current_dir(at)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut running = Running(child);
-    let mut line = String::new();
-    let stdout = running.0.stdout.as_mut().unwrap();
-    BufReader::new(stdout).read_line(&mut line).unwrap();
-    let port = line.trim().rsplit(':').next().unwrap().parse().unwrap();
-    (running, port)
+        .stdout(Stdio::piped());
+    let program = Program::of(command);
+    let port = program.line("listening at ").rsplit(':').next().unwrap().parse();
+    (program, port.unwrap())
 }
 
 #[test]

@@ -247,6 +247,14 @@ fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
         let (found, _, body) = rig.ask(&head, r#"{"order": "back"}"#);
         assert_eq!(found, code, "{headers:?}: {body}");
     }
+    let spec = r#"{"name": "web", "count": 1, "start": {"command": ["a"]}}"#;
+    for (query, code) in [("", 403), ("?dry_run=0", 403), ("?dry_run=1", 200)] {
+        let head = format!(
+            "PUT /api/v1/workloads/web{query} HTTP/1.1\r\n{json}\r\n{}",
+            bearer(&read)
+        );
+        assert_eq!(rig.ask(&head, spec).0, code, "{query}");
+    }
     let head = format!("DELETE /api/v1/workloads/gone HTTP/1.1\r\n{}", bearer(&write));
     assert_eq!(rig.ask(&head, "").0, 404);
     assert_eq!(

@@ -129,12 +129,12 @@ pub type Read = (ArgMatches, Settings);
 pub fn read(command: &Command, words: &[OsString]) -> Result<Read, Refused> {
     let whole = command.clone().try_get_matches_from(words);
     let daemon = match &whole {
-        Ok(matches) => Daemon::of(command, words, matches),
+        Ok(matches) => CommandLine::of(command, words, matches),
         // The file may set the flag that is missing on the command line.
         Err(e) if e.kind() == ErrorKind::MissingRequiredArgument => {
             // Read without errors only to learn the name of the file. It is read again below.
             let rest = command.clone().ignore_errors(true).try_get_matches_from(words);
-            rest.ok().and_then(|rest| Daemon::of(command, words, &rest))
+            rest.ok().and_then(|rest| CommandLine::of(command, words, &rest))
         }
         Err(_) => None,
     };
@@ -155,7 +155,7 @@ fn innermost(matches: &ArgMatches) -> &ArgMatches {
 }
 
 /// A daemon's command line, before its file is read.
-struct Daemon<'a> {
+struct CommandLine<'a> {
     command: &'a Command,
     words: &'a [OsString],
     flags: Flags,
@@ -164,7 +164,7 @@ struct Daemon<'a> {
     given: ArgMatches,
 }
 
-impl<'a> Daemon<'a> {
+impl<'a> CommandLine<'a> {
     /// None for the other subcommands, which have no such file.
     fn of(command: &'a Command, words: &'a [OsString], matches: &ArgMatches) -> Option<Self> {
         let (mut names, mut given) = (Vec::new(), matches);

@@ -54,11 +54,11 @@ pub(crate) struct Args {
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<OfTokens>,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum OfTokens {
     #[command(subcommand)]
     Token(token::Args),
 }
@@ -88,7 +88,7 @@ impl Args {
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     match &args.verb {
-        Some(Verb::Token(token)) => token::run(token, args.store()?, args.json),
+        Some(OfTokens::Token(token)) => token::run(token, args.store()?, args.json),
         None => serve(&args, settings),
     }
 }

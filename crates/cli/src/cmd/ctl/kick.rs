@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use serde_json::json;
-use ssntp::payload::{Id, Kick, Kicked, OperatorRefusal, Unban, Unbanned};
+use ssntp::payload::{BanEntry, Bans, Id, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
 use uuid::Uuid;
 
 use super::json::known as or_null;
 use super::options::Options;
-use super::sessions::{Operator, new_id};
+use super::session::Session;
+use super::sessions::{self, all_pages, new_id};
 use super::{json as shapes, tables};
 use crate::clock::wall_clock;
 use crate::cmd::table::print;
@@ -24,7 +25,7 @@ use crate::signals::Stop;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    named: Named,
+    named: NamedClient,
     /// Refuse the client for this time, for example 90s, 30m, 12h or 7d; a year at most.
     /// To ban a client that is not connected, give its whole UUID
     #[arg(long, value_name = "TIME", value_parser = age)]
@@ -33,7 +34,7 @@ pub(super) struct Args {
 
 /// The client of a command.
 #[derive(Debug, clap::Args)]
-pub(super) struct Named {
+pub(super) struct NamedClient {
     /// The client's UUID, or the beginning of it
     #[arg(value_name = "UUID")]
     client: String,
@@ -43,9 +44,9 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     if args.ban == Some(Duration::ZERO) {
         return Err(Failure::usage("--ban must be longer than 0 seconds"));
     }
-    let operator = Operator::open(options, stop)?;
+    let session = Session::open_any(options, stop)?;
     let known = || {
-        let sessions = operator.sessions(None)?;
+        let sessions = sessions::all(&session, None)?;
         Ok(sessions.into_iter().map(|one| one.uuid).collect())
     };
     let uuid = args.named.find("session", known)?;
@@ -54,7 +55,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         uuid,
         ban_s: args.ban.unwrap_or_default().as_secs(),
     };
-    let kicked: Kicked = operator.ask(&kick, |answer: &Kicked| answer.id == kick.id)?;
+    let kicked: Kicked = session.ask(&kick, |answer: &Kicked| answer.id == kick.id)?;
     check(&kicked.reason, &kicked.detail)?;
     let sessions = match kicked.count {
         1 => "1 session was ended".to_owned(),
@@ -78,28 +79,38 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 }
 
 pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
-    let bans = Operator::open(options, stop)?.bans()?;
+    let bans = all_bans(&Session::open_any(options, stop)?)?;
     let now = wall_clock();
     print(options.json, tables::BANS, &(), &bans, |ban| {
         shapes::ban(ban, now)
     })
 }
 
-pub(super) fn unban(options: &Options, stop: &Stop, named: &Named) -> Result<(), Failure> {
-    let operator = Operator::open(options, stop)?;
+fn all_bans(session: &Session<'_>) -> Result<Vec<BanEntry>, Failure> {
+    let id = new_id();
+    all_pages(|&after| {
+        let id = id.clone();
+        let request = ListBans { id, after };
+        let page: Bans = session.ask(&request, |page: &Bans| page.id == request.id)?;
+        Ok((page.entries, page.next))
+    })
+}
+
+pub(super) fn unban(options: &Options, stop: &Stop, named: &NamedClient) -> Result<(), Failure> {
+    let session = Session::open_any(options, stop)?;
     let known = || {
-        let bans = operator.bans()?;
+        let bans = all_bans(&session)?;
         Ok(bans.into_iter().map(|ban| ban.uuid).collect())
     };
     let uuid = named.find("ban", known)?;
     let unban = Unban { id: new_id(), uuid };
-    let lifted: Unbanned = operator.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
+    let lifted: Unbanned = session.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
     check(&lifted.reason, &lifted.detail)?;
     let text = format_args!("{}: the ban is lifted", named.client);
     print_either(options.json, json!({"uuid": unban.uuid.as_str()}), text)
 }
 
-impl Named {
+impl NamedClient {
     /// The client's whole UUID. The beginning of a UUID is completed from those in `known`.
     fn find(&self, of: &str, known: impl FnOnce() -> Result<Vec<Id>, Failure>) -> Result<Id, Failure> {
         let client = self.client.trim().to_ascii_lowercase();

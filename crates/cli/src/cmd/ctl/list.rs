@@ -34,7 +34,7 @@ pub(super) struct NodesArgs {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct InstancesArgs {
+pub(super) struct ListedInstances {
     #[command(flatten)]
     list: Args,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub(super) fn nodes(options: &Options, stop: &Stop, args: &NodesArgs) -> Result<
     run(options, stop, args.list.watch, text, |_| Vec::new())
 }
 
-pub(super) fn instances(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
+pub(super) fn instances(options: &Options, stop: &Stop, args: &ListedInstances) -> Result<(), Failure> {
     let has_state = |i: &&Instance| args.state.as_ref().is_none_or(|state| i.state == *state);
     let text = |view: &View| {
         let instances = args.selection.of(view)?.filter(has_state);

@@ -102,7 +102,7 @@ enum Verb {
     /// Show the nodes
     Nodes(list::NodesArgs),
     /// Show the instances
-    Instances(list::InstancesArgs),
+    Instances(list::ListedInstances),
     /// Show the concentrators, and the public addresses that they have assigned
     Cncis(list::Args),
     Describe(describe::Args),
@@ -116,7 +116,7 @@ enum Verb {
     /// Show the bans, and the time until each ends
     Bans,
     /// End a ban before its time is over
-    Unban(kick::Named),
+    Unban(kick::NamedClient),
     #[command(subcommand)]
     Tenant(tenant::Args),
     Apply(kept::ApplyArgs),

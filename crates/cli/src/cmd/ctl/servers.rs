@@ -7,7 +7,8 @@ use ssntp::payload::{DrainServer, ListServers, ServerEntry, ServerState, Servers
 
 use super::kick::check;
 use super::options::Options;
-use super::sessions::{Operator, all_pages, new_id};
+use super::session::Session;
+use super::sessions::{all_pages, new_id};
 use super::{json as shapes, tables};
 use crate::clock::wall_clock;
 use crate::cmd::table::list;
@@ -23,11 +24,11 @@ use crate::signals::Stop;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<OfServers>,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+enum OfServers {
     Drain(DrainArgs),
 }
 
@@ -49,10 +50,10 @@ struct DrainArgs {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let operator = Operator::open(options, stop)?;
-    let servers = all(&operator)?;
+    let session = Session::open_any(options, stop)?;
+    let servers = all(&session)?;
     match &args.verb {
-        Some(Verb::Drain(drain)) => drained(options, &operator, &servers.entries, drain),
+        Some(OfServers::Drain(drain)) => drained(&session, &servers.entries, drain),
         None if options.json => print_json(shapes::servers(&servers, wall_clock())),
         None => {
             let table = list(tables::SERVERS, &servers.leader, servers.entries.iter());
@@ -65,14 +66,14 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 }
 
 /// The list of servers, from all pages of the answer.
-fn all(operator: &Operator<'_>) -> Result<Servers, Failure> {
+fn all(session: &Session<'_>) -> Result<Servers, Failure> {
     let (id, mut head) = (new_id(), Servers::default());
     let entries = all_pages(|&after| {
         let question = ListServers {
             id: id.clone(),
             after,
         };
-        let mut page: Servers = operator.ask(&question, |page: &Servers| page.id == question.id)?;
+        let mut page: Servers = session.ask(&question, |page: &Servers| page.id == question.id)?;
         let found = (std::mem::take(&mut page.entries), page.next);
         head = page;
         Ok(found)
@@ -80,19 +81,16 @@ fn all(operator: &Operator<'_>) -> Result<Servers, Failure> {
     Ok(Servers { entries, ..head })
 }
 
-fn drained(
-    options: &Options,
-    operator: &Operator<'_>,
-    servers: &[ServerEntry],
-    args: &DrainArgs,
-) -> Result<(), Failure> {
-    let server = find(servers, &args.name, operator.address().as_deref())?;
+fn drained(session: &Session<'_>, servers: &[ServerEntry], args: &DrainArgs) -> Result<(), Failure> {
+    let reached = session.controller.client().server();
+    let reached = reached.map(|server| server.address.to_string());
+    let server = find(servers, &args.name, reached.as_deref())?;
     let question = DrainServer {
         id: new_id(),
         uuid: server.uuid.clone(),
         within_s: args.within.as_secs(),
     };
-    let answer: Servers = operator.ask(&question, |answer: &Servers| answer.id == question.id)?;
+    let answer: Servers = session.ask(&question, |answer: &Servers| answer.id == question.id)?;
     check(&answer.reason, &answer.detail)?;
     let within = question.within_s;
     // The user may have given the beginning of a UUID, which does not name the server clearly.
@@ -109,7 +107,7 @@ fn drained(
             "{name}: no other server is known that could take its clients"
         ));
     }
-    if options.json {
+    if session.json {
         print_json(json!({"uuid": question.uuid.as_str(), "within_s": within}))
     } else {
         print_line(format_args!(

@@ -4,14 +4,17 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crossbeam_channel::bounded;
 use ssntp::Role;
 use ssntp::client::ClientHandle;
-use ssntp_view::{CommandError, Controller, Node, Order, OrderError, Shown, View};
+use ssntp::payload::Payload;
+use ssntp_transport::threads;
+use ssntp_view::{AskError, CommandError, Controller, Node, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
+use super::sessions::refusal_text;
 use crate::clock::now;
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
@@ -38,12 +41,7 @@ const SENDING: Duration = Duration::from_secs(10);
 
 /// Blocks until a client has a session with its server. Meanwhile it notes for the user why there is
 /// no session.
-pub(super) fn await_session(
-    client: &ClientHandle,
-    server: &str,
-    limit: Duration,
-    stop: &Stop,
-) -> Result<(), Failure> {
+fn await_session(client: &ClientHandle, limit: Duration, stop: &Stop) -> Result<(), Failure> {
     let mut complaint = Complaint::default();
     let connected = stop.poll(Duration::ZERO, limit, || {
         let connected = client.wait_connected(Some(POLL.min(limit)));
@@ -53,7 +51,7 @@ pub(super) fn await_session(
         }
         Ok(connected.then_some(()))
     })?;
-    connected.ok_or_else(|| unanswered(client, server, limit))
+    connected.ok_or_else(|| unanswered(client, limit))
 }
 
 /// A connected controller for one command, with its time limit and the signals.
@@ -67,11 +65,23 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Connects.
-    pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
+    /// Connects to a scheduler or another server.
+    pub(super) fn open_any(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let controller = Controller::start(options.config(stop)?)?;
-        await_session(&controller.client(), "scheduler", options.connect_limit(), stop)?;
-        if let Some(server) = controller.client().server()
+        await_session(&controller.client(), options.connect_limit(), stop)?;
+        Ok(Self {
+            controller,
+            stop,
+            limit: options.limit(),
+            is_strict: options.given_limit().is_some(),
+            json: options.json,
+        })
+    }
+
+    /// Connects to a scheduler.
+    pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
+        let session = Self::open_any(options, stop)?;
+        if let Some(server) = session.controller.client().server()
             && !server.role.intersects(Role::SCHEDULER)
         {
             return Err(Failure::new(format!(
@@ -80,12 +90,31 @@ impl<'a> Session<'a> {
                 server.name, server.role
             )));
         }
-        Ok(Self {
-            controller,
-            stop,
-            limit: options.limit(),
-            is_strict: options.given_limit().is_some(),
-            json: options.json,
+        Ok(session)
+    }
+
+    /// Sends a question to the server, and waits for its answer: until the time limit, or a signal.
+    pub(super) fn ask<Q: Payload, A: Payload>(
+        &self,
+        question: &Q,
+        is_answer: impl Fn(&A) -> bool,
+    ) -> Result<A, Failure> {
+        let (client, stop) = (self.controller.client(), self.stop.channel().clone());
+        let (asking, asked) = bounded::<()>(0);
+        // The end of the client ends the wait.
+        let watch = move || {
+            crossbeam_channel::select! {
+                recv(stop) -> _ => client.close(),
+                recv(asked) -> _ => {}
+            }
+        };
+        let _watching = threads::joined("ssntp-watch", watch).map_err(Failure::thread)?;
+        let answer = self.controller.ask(question, is_answer, self.limit);
+        drop(asking);
+        answer.map_err(|error| match error {
+            _ if self.stop.requested() => self.stop.interrupted(),
+            AskError::Refused(reason) => Failure::new(refusal_text(Q::KIND, &reason)),
+            error => error.into(),
         })
     }
 
@@ -199,14 +228,15 @@ impl<'a> Session<'a> {
     ) -> Result<(), Failure> {
         let changes = self.controller.subscribe();
         let tick = crossbeam_channel::tick(POLL);
-        let mut progress = Progress::new(orders.len());
+        let mut progress = Progress::new();
+        let total = orders.len();
         let mut timeout = crossbeam_channel::after(self.limit);
         let last = now() + MAX_START;
         loop {
             let mut waiting = Vec::new();
             for order in orders {
                 match order.poll() {
-                    Some(settled) => progress.one_done(|| report(&order, &settled))?,
+                    Some(settled) => report(&order, &settled)?,
                     None => waiting.push(order),
                 }
             }
@@ -214,9 +244,10 @@ impl<'a> Session<'a> {
             if orders.is_empty() {
                 return Ok(());
             }
-            if let [order] = orders.as_slice() {
-                progress.show(|| order.progress());
-            }
+            progress.note(|| match orders.as_slice() {
+                [order] if total == 1 => order.progress(),
+                _ => format!("for the results of {total} commands"),
+            });
             crossbeam_channel::select! {
                 // One check of the orders is enough for all changes that have come together.
                 recv(changes) -> _ => while changes.try_recv().is_ok() {},
@@ -228,7 +259,7 @@ impl<'a> Session<'a> {
                     let continues = |order: &Order| may_continue && order.is_progressing();
                     let (continuing, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(continues);
                     for order in &late {
-                        progress.one_done(|| report(order, &Err(order.timed_out(self.limit))))?;
+                        report(order, &Err(order.timed_out(self.limit)))?;
                     }
                     orders = continuing;
                     timeout = crossbeam_channel::after(self.limit);
@@ -277,57 +308,25 @@ fn without_snapshot(view: &View) -> Option<String> {
     })
 }
 
-/// Progress on the standard error, if it is a terminal: a bar for several items, or the state of a
-/// single item after a second.
+/// Notes on a terminal what a command waits for: after a second, and again when that has changed.
 pub(super) struct Progress {
-    bar: ProgressBar,
-    several: bool,
     since: Instant,
+    noted: String,
 }
 
 impl Progress {
-    pub(super) fn new(total: usize) -> Self {
-        let several = total > 1;
-        let template = if several {
-            "{bar:30} {pos}/{len} {elapsed}"
-        } else {
-            "{spinner} {elapsed} {wide_msg}"
-        };
-        let bar = if std::io::stderr().is_terminal() {
-            ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr())
-        } else {
-            ProgressBar::hidden()
-        };
-        let bar = match ProgressStyle::with_template(template) {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        };
-        Self {
-            bar,
-            several,
-            since: now(),
-        }
+    pub(super) fn new() -> Self {
+        let noted = String::new();
+        Self { since: now(), noted }
     }
 
-    /// Advances the bar by one item, and calls `report`, which prints the item's result.
-    pub(super) fn one_done(&self, report: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        if self.several {
-            self.bar.inc(1);
+    pub(super) fn note(&mut self, state: impl FnOnce() -> String) {
+        if std::io::stderr().is_terminal() && self.since.elapsed() >= PROGRESS_AFTER {
+            let state = state();
+            if state != self.noted {
+                note(format_args!("ssntp: waiting: {state}"));
+                self.noted = state;
+            }
         }
-        self.bar.suspend(report)
-    }
-
-    /// Shows the state of the single item.
-    pub(super) fn show(&mut self, state: impl FnOnce() -> String) {
-        if !self.bar.is_hidden() && !self.several && now().duration_since(self.since) >= PROGRESS_AFTER {
-            self.bar.set_message(printable(&state()));
-            self.bar.tick();
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
     }
 }

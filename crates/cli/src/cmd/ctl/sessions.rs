@@ -1,23 +1,15 @@
-//! `ssntp ctl sessions`, and [`Operator`], a client that sends requests to its server. An answer repeats
-//! the id of its request.
+//! `ssntp ctl sessions`, and the pages of lists of a server.
 
-use std::time::{Duration, Instant};
-
-use crossbeam_channel::Receiver;
 use ssntp::Role;
-use ssntp::client::{Client, ClientEvent};
-use ssntp::payload::{
-    BanEntry, Bans, Id, InvalidFrameType, ListBans, ListSessions, Payload, SessionEntry, Sessions,
-};
-use ssntp::proto::Frame;
+use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
+use ssntp::proto::FrameKind;
 use uuid::Uuid;
 
 use super::options::Options;
-use super::session::await_session;
+use super::session::Session;
 use super::{json, tables};
 use crate::clock::wall_clock;
 use crate::cmd::table::print;
-use crate::connection::{Waited, ended};
 use crate::failure::Failure;
 use crate::signals::Stop;
 
@@ -32,125 +24,22 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let sessions = Operator::open(options, stop)?.sessions(args.role)?;
+    let sessions = all(&Session::open_any(options, stop)?, args.role)?;
     let now = wall_clock();
     print(options.json, tables::SESSIONS, &(), &sessions, |one| {
         json::session(one, now)
     })
 }
 
-/// A client that sends requests to its server.
-pub(super) struct Operator<'a> {
-    client: Client,
-    options: &'a Options,
-    stop: &'a Stop,
-}
-
-impl<'a> Operator<'a> {
-    /// Connects, and waits until there is a session.
-    pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let client = Client::start(options.client(stop)?)?;
-        await_session(&client.handle(), "server", options.connect_limit(), stop)?;
-        Ok(Self {
-            client,
-            options,
-            stop,
-        })
-    }
-
-    /// Sends a request, and waits for its answer for at most the time limit.
-    pub(super) fn ask<Q: Payload, A: Payload>(
-        &self,
-        request: &Q,
-        is_answer: impl Fn(&A) -> bool,
-    ) -> Result<A, Failure> {
-        self.client.send(Frame::of(request))?;
-        let timeout = crossbeam_channel::after(self.options.limit());
-        loop {
-            let frame = match self.wait(&timeout)? {
-                Waited::Event(ClientEvent::Frame(frame)) => frame,
-                // The answer would come in the session that has ended.
-                Waited::Event(ClientEvent::Disconnected { reason, .. }) => {
-                    return Err(Failure::new(format!(
-                        "the session ended before the answer: {reason}"
-                    )));
-                }
-                Waited::Event(_) => continue,
-                Waited::Stopped => return Err(self.stop.interrupted()),
-                Waited::TimedOut => {
-                    let seconds = self.options.limit().as_secs_f64();
-                    return Err(Failure::new(format!(
-                        "the server has not answered in {seconds} s"
-                    )));
-                }
-            };
-            // Other frames are events of the cluster, and late answers to requests that timed out. A
-            // refusal has no id, so the kind of the refused frame is compared.
-            if frame.kind() == A::KIND {
-                let answer = frame.payload::<A>()?;
-                if is_answer(&answer) {
-                    return Ok(answer);
-                }
-            } else if let Ok(refusal) = frame.payload::<InvalidFrameType>()
-                && refusal.refused() == Q::KIND
-            {
-                return Err(Failure::new(refusal_text(&refusal)));
-            }
-        }
-    }
-
-    /// Waits for this time, and drops the frames that arrive. Returns false if a signal comes first.
-    pub(super) fn pause(&self, time: Duration) -> Result<bool, Failure> {
-        let timeout = crossbeam_channel::after(time);
-        loop {
-            match self.wait(&timeout)? {
-                Waited::Event(_) => {}
-                Waited::Stopped => return Ok(false),
-                Waited::TimedOut => return Ok(true),
-            }
-        }
-    }
-
-    /// Waits for the next event, for a signal, or for the timeout.
-    fn wait(&self, timeout: &Receiver<Instant>) -> Result<Waited, Failure> {
-        crossbeam_channel::select! {
-            recv(self.client.events()) -> event => match event {
-                Ok(ClientEvent::Closed(_)) | Err(_) => Err(ended(&self.client.handle())),
-                Ok(event) => Ok(Waited::Event(event)),
-            },
-            recv(self.stop.channel()) -> _ => Ok(Waited::Stopped),
-            recv(timeout) -> _ => Ok(Waited::TimedOut),
-        }
-    }
-
-    /// All sessions with at least one of the roles, or all sessions.
-    pub(super) fn sessions(&self, roles: Option<Role>) -> Result<Vec<SessionEntry>, Failure> {
-        let (id, roles) = (new_id(), roles.map(|roles| roles.to_string()).unwrap_or_default());
-        all_pages(|&after| {
-            let (id, roles) = (id.clone(), roles.clone());
-            let request = ListSessions { id, roles, after };
-            let page: Sessions = self.ask(&request, |page: &Sessions| page.id == request.id)?;
-            Ok((page.entries, page.next))
-        })
-    }
-
-    /// The address at which this client has reached the server.
-    pub(super) fn address(&self) -> Option<String> {
-        Some(self.client.server()?.address.to_string())
-    }
-
-    /// All bans.
-    pub(super) fn bans(&self) -> Result<Vec<BanEntry>, Failure> {
-        let id = new_id();
-        all_pages(|&after| {
-            let request = ListBans {
-                id: id.clone(),
-                after,
-            };
-            let page: Bans = self.ask(&request, |page: &Bans| page.id == request.id)?;
-            Ok((page.entries, page.next))
-        })
-    }
+/// All sessions with at least one of the roles, or all sessions.
+pub(super) fn all(session: &Session<'_>, roles: Option<Role>) -> Result<Vec<SessionEntry>, Failure> {
+    let (id, roles) = (new_id(), roles.map(|roles| roles.to_string()).unwrap_or_default());
+    all_pages(|&after| {
+        let (id, roles) = (id.clone(), roles.clone());
+        let request = ListSessions { id, roles, after };
+        let page: Sessions = session.ask(&request, |page: &Sessions| page.id == request.id)?;
+        Ok((page.entries, page.next))
+    })
 }
 
 /// The entries of all pages. `page` requests the page that begins after a key, and returns its entries
@@ -175,10 +64,9 @@ pub(in crate::cmd) fn new_id() -> Id {
     Uuid::new_v4().into()
 }
 
-/// The reason of a refusal, for people.
-pub(in crate::cmd) fn refusal_text(refusal: &InvalidFrameType) -> String {
-    let kind = refusal.refused();
-    match refusal.reason.as_str() {
+/// The reason of a refused question, for people.
+pub(in crate::cmd) fn refusal_text(kind: FrameKind, reason: &str) -> String {
+    match reason {
         "role_not_allowed" => format!(
             "the server does not allow {kind} for this controller: it has no operators, or another \
              controller is the master"

@@ -1,6 +1,7 @@
 //! The columns of the tables that `ssntp ctl` prints for people.
 
 use ssntp::payload::{BanEntry, Id, ServerEntry, Servers, SessionEntry};
+use ssntp::pki::Serial;
 use ssntp_payload::{InstanceState, NodeStatus, TenantAddress, TenantEntry, TunnelStats};
 use ssntp_view::{Cnci, Instance, Node, View};
 use uuid::Uuid;
@@ -39,7 +40,7 @@ pub(super) const INSTANCES: Columns<View, Instance> = &[
     ("name", |_, instance| or_dash(instance.stats.name.clone())),
     ("state", instance_state),
     ("end", |_, instance| or_dash(end(instance))),
-    ("node", |_, instance| short(&instance.node.to_string())),
+    ("node", |view, instance| shortest(view, instance.node)),
     ("host", |view, instance| host(hostname(view, instance))),
     ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
@@ -83,7 +84,7 @@ pub(super) const SESSIONS: Columns<(), SessionEntry> = &[
     ("connected", |(), session| span(session.age_s)),
     ("idle", |(), session| span(session.idle_s)),
     ("UUID bound", |(), session| if session.bound { "yes" } else { "no" }.into()),
-    ("serial", |(), session| or_dash(session.serial.clone())),
+    ("serial", |(), session| serial(&session.serial)),
     ("subject", |(), session| session.subject.clone()),
     ("frames in", |(), session| session.frames_received.to_string()),
     ("frames out", |(), session| session.frames_sent.to_string()),
@@ -214,6 +215,12 @@ fn span(seconds: u64) -> String {
     }
 }
 
+/// A serial number as `ssntp cert show` prints it; a server sends it without colons.
+fn serial(digits: &str) -> String {
+    let number = format!("0x{digits}").parse::<Serial>();
+    number.map_or_else(|_| or_dash(digits.to_owned()), |number| number.to_string())
+}
+
 fn joined(texts: impl Iterator<Item = impl Into<String>>) -> String {
     texts.map(Into::into).collect::<Vec<_>>().join(" ")
 }
@@ -265,6 +272,17 @@ pub(crate) fn short(uuid: &str) -> String {
     uuid.chars().take(8).collect()
 }
 
+/// A node's UUID, shortened if no other node's UUID begins so.
+fn shortest(view: &View, node: Uuid) -> String {
+    let begins_so = |other: &Node| other.uuid != node && (other.uuid.as_u128() ^ node.as_u128()) >> 96 == 0;
+    let whole = node.to_string();
+    if view.nodes().any(begins_so) {
+        whole
+    } else {
+        short(&whole)
+    }
+}
+
 pub(crate) fn host(name: &str) -> String {
     // A long name would push the columns after it off the screen.
     name.chars().take(20).collect()
@@ -306,6 +324,13 @@ pub(crate) fn share(free: i64, total: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn serial_numbers_of_sessions_have_colons_as_those_of_certificates() {
+        for (digits, shown) in [("0a1b2c", "0a:1b:2c"), ("", "-"), ("?", "?")] {
+            assert_eq!(serial(digits), shown);
+        }
+    }
 
     #[test]
     fn a_time_that_the_user_gave_is_not_rounded() {

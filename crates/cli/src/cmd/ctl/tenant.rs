@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::options::Options;
 use super::session::{POLL, Session};
-use super::sessions::{Operator, all_pages, new_id};
+use super::sessions::{all_pages, new_id};
 use super::tables;
 use crate::cmd::table;
 use crate::failure::Failure;
@@ -32,9 +32,9 @@ pub(super) enum Args {
     /// Show all tenants
     List,
     /// Show a tenant: its concentrator, its instances and their addresses
-    Show(Named),
+    Show(NamedTenant),
     /// Remove a tenant, and its concentrator; no instance may have an address
-    Delete(Named),
+    Delete(NamedTenant),
     Release(ReleaseArgs),
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Args {
 #[derive(Debug, clap::Args)]
 pub(super) struct AddArgs {
     #[command(flatten)]
-    named: Named,
+    named: NamedTenant,
     /// The tenant's subnet, of 20 to 29 bits; the first address is the gateway. Several tenants
     /// may have the same subnet
     #[arg(long, value_name = "CIDR")]
@@ -72,33 +72,34 @@ pub(super) struct AddArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct ReleaseArgs {
     #[command(flatten)]
-    named: Named,
+    named: NamedTenant,
     /// The instance
     instance: Uuid,
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Named {
+pub(super) struct NamedTenant {
     /// The tenant
     #[arg(value_name = "NAME")]
     name: String,
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_complete(options, stop)?;
     match args {
-        Args::Add(args) => add(options, stop, args),
-        Args::List => list(options, stop),
-        Args::Show(named) => show(options, stop, &named.name),
-        Args::Delete(named) => delete(options, stop, &named.name),
+        Args::Add(args) => add(options, &session, args),
+        Args::List => list(&session),
+        Args::Show(named) => show(&session, &named.name),
+        Args::Delete(named) => delete(&session, &named.name),
         Args::Release(args) => {
             let mut request = request(TenantAction::Release, &args.named.name);
             request.instance_uuid = args.instance.into();
-            send(options, stop, &request).map(drop)
+            send(&session, &request).map(drop)
         }
     }
 }
 
-fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
+fn add(options: &Options, session: &Session<'_>, args: &AddArgs) -> Result<(), Failure> {
     let name = &args.named.name;
     let mut request = request(TenantAction::Add, name);
     request.entry = TenantEntry {
@@ -110,22 +111,22 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
         concentrator_ip: args.concentrator.clone(),
         ..TenantEntry::default()
     };
-    let mut answer = answer_to(options, stop, &request)?;
+    let mut answer = answer_to(session, &request)?;
     // The tenant may have lost its concentrator. A request with all values of the tenant is accepted.
     if answer.reason == TenantRefusal::Taken
-        && let Ok(there) = find(options, stop, name)
+        && let Ok(there) = find(session, name)
     {
         request.entry.tenant_uuid = there.tenant_uuid;
         if args.uuid.is_none() {
             request.entry.concentrator_uuid = there.concentrator_uuid;
         }
-        let repeated = answer_to(options, stop, &request)?;
+        let repeated = answer_to(session, &request)?;
         if !repeated.entries.is_empty() {
             answer = repeated;
         }
     }
     let entry = one(accepted(answer)?)?;
-    start_concentrator(options, stop, &entry, args.mem).map_err(|why| {
+    start_concentrator(options, session, &entry, args.mem).map_err(|why| {
         why.with_advice(format_args!(
             "the same command tries again, `ssntp ctl tenant delete {name}` removes the tenant"
         ))
@@ -136,7 +137,12 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
 }
 
 /// Starts the concentrator of a tenant if it does not exist, and blocks until it has announced itself.
-fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: i64) -> Result<(), Failure> {
+fn start_concentrator(
+    options: &Options,
+    session: &Session<'_>,
+    entry: &TenantEntry,
+    mem: i64,
+) -> Result<(), Failure> {
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
     // The agent passes the server and the certificate files in the environment, so the command does not
@@ -166,14 +172,15 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
         name: format!("cnci-{}", entry.name),
         ..Start::default()
     };
-    let session = Session::open_complete(options, stop)?;
     if session.controller.look(|view| view.instance(uuid).is_none()) {
         session.wait_for_node(|node| node.network)?;
         let order = session.controller.start_workload(&StartPayload::from(start))?;
         session.settle(order)?;
     }
     let announced = || Ok(session.controller.look(|view| view.cnci(uuid)?.since));
-    let announced = stop.poll(POLL, options.given_limit().unwrap_or(ANNOUNCED), announced)?;
+    let announced = session
+        .stop
+        .poll(POLL, options.given_limit().unwrap_or(ANNOUNCED), announced)?;
     announced.map(drop).ok_or_else(|| {
         Failure::new(format!(
             "the concentrator {uuid} has not announced itself in time: `ssntp ctl logs {uuid}` may show why"
@@ -184,20 +191,19 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
 /// The time that a running concentrator has to announce itself, unless --timeout is given.
 const ANNOUNCED: Duration = Duration::from_secs(30);
 
-fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
+fn delete(session: &Session<'_>, name: &str) -> Result<(), Failure> {
     // First, because the scheduler refuses this while an instance has an address, and needs the
     // concentrator. From then on no instance can get one.
-    let entry = one(send(options, stop, &request(TenantAction::Delete, name))?)?;
+    let entry = one(send(session, &request(TenantAction::Delete, name))?)?;
     let uuid = uuid_of(&entry.concentrator_uuid)?;
-    delete_concentrator(options, stop, uuid).map_err(|why| {
+    delete_concentrator(session, uuid).map_err(|why| {
         why.with_advice(format_args!(
             "the tenant is removed, `ssntp ctl delete {uuid}` deletes its concentrator"
         ))
     })
 }
 
-fn delete_concentrator(options: &Options, stop: &Stop, uuid: Uuid) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
+fn delete_concentrator(session: &Session<'_>, uuid: Uuid) -> Result<(), Failure> {
     if session.controller.look(|view| view.instance(uuid).is_some()) {
         let order = session.controller.delete(uuid)?;
         session.settle(order)?;
@@ -205,19 +211,18 @@ fn delete_concentrator(options: &Options, stop: &Stop, uuid: Uuid) -> Result<(),
     Ok(())
 }
 
-fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
+fn list(session: &Session<'_>) -> Result<(), Failure> {
     let entries = all_pages(|after: &String| {
         // The name in a List is the last one of the page before.
-        let page = send(options, stop, &request(TenantAction::List, after))?;
+        let page = send(session, &request(TenantAction::List, after))?;
         Ok((page.entries, page.next))
     })?;
-    table::print(options.json, tables::TENANTS, &(), &entries, shown)
+    table::print(session.json, tables::TENANTS, &(), &entries, shown)
 }
 
-fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
-    let entry = find(options, stop, name)?;
-    let session = Session::open_complete(options, stop)?;
-    if !options.json {
+fn show(session: &Session<'_>, name: &str) -> Result<(), Failure> {
+    let entry = find(session, name)?;
+    if !session.json {
         return print_line(session.controller.look(|view| tables::tenant(view, &entry)));
     }
     let tunnel = |(node, tunnel): &(Uuid, TunnelStats)| {
@@ -248,7 +253,7 @@ pub(super) fn join(
         let mut request = request(TenantAction::Lease, name);
         request.instance_uuid = start.instance_uuid.into();
         request.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
-        let entry = one(ask(session, &request, session.limit)?)?;
+        let entry = one(send(session, &request)?)?;
         let mut addresses = entry.addresses.iter();
         let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
         let address = address.ok_or_else(|| Failure::new("the scheduler's answer contains no address"))?;
@@ -271,7 +276,8 @@ pub(super) fn leave(session: &Session<'_>, name: &str, starts: &[StartPayload]) 
     for StartPayload { start, .. } in starts {
         let mut request = request(TenantAction::Release, name);
         request.instance_uuid = start.instance_uuid.into();
-        if ask(session, &request, RELEASE).is_err() {
+        let is_answer = |answer: &Tenants| answer.id == request.id;
+        if session.controller.ask(&request, is_answer, RELEASE).is_err() {
             break;
         }
     }
@@ -280,16 +286,9 @@ pub(super) fn leave(session: &Session<'_>, name: &str, starts: &[StartPayload]) 
 /// The longest wait for the release of an address by a command that has failed.
 const RELEASE: Duration = Duration::from_secs(5);
 
-/// Sends a request in the session of a controller, and waits for the answer.
-fn ask(session: &Session<'_>, request: &Tenant, limit: Duration) -> Result<Tenants, Failure> {
-    let is_answer = |answer: &Tenants| answer.id == request.id;
-    let answer = session.controller.ask(request, is_answer, limit);
-    accepted(answer.map_err(Failure::new)?)
-}
-
 /// A tenant with its addresses.
-pub(super) fn find(options: &Options, stop: &Stop, name: &str) -> Result<TenantEntry, Failure> {
-    one(send(options, stop, &request(TenantAction::Show, name))?)
+pub(super) fn find(session: &Session<'_>, name: &str) -> Result<TenantEntry, Failure> {
+    one(send(session, &request(TenantAction::Show, name))?)
 }
 
 fn request(action: TenantAction, name: &str) -> Tenant {
@@ -301,15 +300,12 @@ fn request(action: TenantAction, name: &str) -> Tenant {
     }
 }
 
-/// Sends a request in a session of its own. The session of a controller has the same UUID, so it cannot be
-/// open at the same time.
-fn send(options: &Options, stop: &Stop, request: &Tenant) -> Result<Tenants, Failure> {
-    accepted(answer_to(options, stop, request)?)
+fn send(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
+    accepted(answer_to(session, request)?)
 }
 
-fn answer_to(options: &Options, stop: &Stop, request: &Tenant) -> Result<Tenants, Failure> {
-    let operator = Operator::open(options, stop)?;
-    operator.ask(request, |answer: &Tenants| answer.id == request.id)
+fn answer_to(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
+    session.ask(request, |answer: &Tenants| answer.id == request.id)
 }
 
 fn accepted(answer: Tenants) -> Result<Tenants, Failure> {

@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use std::time::Instant;
 
 use clap::value_parser;
+use crossbeam_channel::RecvTimeoutError;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::payload::SessionEntry;
@@ -12,7 +13,8 @@ use ssntp::payload::SessionEntry;
 use super::json::session as session_json;
 use super::list::over;
 use super::options::Options;
-use super::sessions::Operator;
+use super::session::Session;
+use super::sessions;
 use crate::clock::{now, wall_clock};
 use crate::cmd::table::{Columns, list, terminal_size};
 use crate::failure::Failure;
@@ -65,11 +67,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn watch(args: &Args, stop: &Stop) -> Result<(), Failure> {
-    let operator = Operator::open(&args.options, stop)?;
+    let session = Session::open_any(&args.options, stop)?;
     let mut left = args.count;
-    let mut before = Counted::of(operator.sessions(args.role)?, now());
-    while left != Some(0) && operator.pause(args.interval.into())? && !reader_is_gone() {
-        let (sessions, at) = (operator.sessions(args.role)?, now());
+    let mut before = Counted::of(sessions::all(&session, args.role)?, now());
+    let pause = || stop.channel().recv_timeout(args.interval.into()) == Err(RecvTimeoutError::Timeout);
+    while left != Some(0) && pause() && !reader_is_gone() {
+        let (sessions, at) = (sessions::all(&session, args.role)?, now());
         let rows = before.rates(&sessions, at);
         before = Counted::of(sessions, at);
         print(&rows, args.options.json)?;

@@ -1,14 +1,14 @@
 //! The commands of `ssntp ctl` that send orders and wait for their results.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::value_parser;
-use serde::de::IgnoredAny;
 use ssntp::payload::{Id, yaml};
-use ssntp_payload::{AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, StartPayload};
+use ssntp_payload::{
+    AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, Requirements, StartPayload,
+};
 use ssntp_view::{CommandError, Controller, FindError, Order, View};
 use uuid::Uuid;
 
@@ -52,20 +52,23 @@ pub(super) struct StartArgs {
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
     let mut workload = args.workload.workload()?;
-    let network = workload.take_network();
-    let node = workload.node().map(str::to_owned);
-    let is_network = workload.is_for_network_nodes();
-    let is_named = workload.is_named();
+    let (network, is_named) = (workload.network.take(), workload.named);
     let mut starts: Vec<_> = workload.starts().collect();
+    let first = starts.first().map(|payload| payload.start.requirements.clone());
+    let Requirements {
+        node_id,
+        network_node,
+        ..
+    } = first.unwrap_or_default();
     // The list of nodes is needed for three reasons: --node may be the beginning of a UUID, an older
     // instance must not be mistaken for the new one, and without a suitable node the scheduler would
     // refuse the START at once.
     let session = Session::open_complete(options, stop)?;
     if args.waiting.wait() {
-        session.wait_for_node(move |node| if is_network { node.network } else { node.compute })?;
+        session.wait_for_node(move |node| if network_node { node.network } else { node.compute })?;
     }
-    if let Some(node) = node {
-        let node = find(&session, |view| view.find_node(&node))?;
+    if !node_id.is_empty() {
+        let node = find(&session, |view| view.find_node(node_id.as_str()))?;
         for payload in &mut starts {
             payload.start.requirements.node_id = node.into();
         }
@@ -281,8 +284,8 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
 
 /// True if the document has the key of a configuration.
 fn is_configuration(document: &[u8]) -> bool {
-    let keys: Result<BTreeMap<String, IgnoredAny>, _> = yaml::decode(document);
-    keys.is_ok_and(|keys| keys.contains_key("configure"))
+    let keys = yaml::Node::parse(document, 1, yaml::MAX_DOCUMENT_LEN);
+    keys.is_ok_and(|keys| keys.get("configure").is_some())
 }
 
 #[derive(Debug, clap::Args)]
@@ -350,11 +353,9 @@ fn public_ip<'a>(
     stop: &'a Stop,
     args: &PublicIpArgs,
 ) -> Result<(Session<'a>, AssignPublicIp), Failure> {
-    let named = args
-        .named_tenant()
-        .map(|name| tenant::find(options, stop, name))
-        .transpose()?;
     let session = Session::open_complete(options, stop)?;
+    let named = args.named_tenant().map(|name| tenant::find(&session, name));
+    let named = named.transpose()?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let given = args.private_ip.map(|ip| ip.to_string());
     let (cnci, tenant, private_ip) = match named {

@@ -59,7 +59,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     let session = Session::open_complete(options, stop)?;
     let mut pending = session.find_instances(&args.instances)?;
     let deadline = options.given_limit().map(|limit| now() + limit);
-    let mut progress = Progress::new(pending.len());
+    let mut progress = Progress::new();
     let (mut failed, mut gone) = (false, false);
     loop {
         let finished = |view: &View| {
@@ -70,7 +70,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         // In short steps, because a signal does not interrupt `wait`.
         for (uuid, outcome) in session.controller.wait(POLL, finished).unwrap_or_default() {
             pending.retain(|other| *other != uuid);
-            progress.one_done(|| report(uuid, &outcome, options.json))?;
+            report(uuid, &outcome, options.json)?;
             match (&outcome, args.what) {
                 (Outcome::Gone, _) => gone = true,
                 (Outcome::Ended(_), What::Running) => failed = true,
@@ -90,9 +90,9 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         if deadline.is_some_and(|deadline| now() >= deadline) {
             return Err(timed_out(&session, &pending, args.what));
         }
-        progress.show(|| match pending.as_slice() {
+        progress.note(|| match pending.as_slice() {
             [one] => session.controller.look(|view| state(view, *one)),
-            several => format!("waiting for {} instances", several.len()),
+            several => format!("for {} instances", several.len()),
         });
     }
     match (gone, failed) {

@@ -18,8 +18,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use clap::value_parser;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use ssntp::payload::yaml::{Document, Node};
 use ssntp::payload::{Payload, yaml};
 use ssntp_controller::{StartKeys, check_start};
 use ssntp_payload::{MAX_LABELS, check_label, check_name};
@@ -147,9 +146,10 @@ fn parse_env(text: &str) -> Result<Vec<(String, String)>, (usize, &'static str)>
 pub(super) struct Workload {
     payload: StartPayload,
     /// True if the payload sets the UUID. Otherwise each instance gets a new UUID.
-    named: bool,
+    pub(super) named: bool,
     count: u32,
-    network: Option<Network>,
+    /// The network that its instances get. `None`: that of their nodes.
+    pub(super) network: Option<Network>,
 }
 
 /// The tenant whose network a workload gets, and its address there if the user has chosen one.
@@ -264,28 +264,6 @@ fn called(name: &str, number: u32, count: u32) -> String {
 }
 
 impl Workload {
-    /// The network that its instances get. `None`: that of their nodes.
-    pub(super) fn take_network(&mut self) -> Option<Network> {
-        self.network.take()
-    }
-
-    /// The node that the workload asks for: a UUID or the beginning of one. `None` if it asks for
-    /// no node.
-    pub(super) fn node(&self) -> Option<&str> {
-        let node = self.payload.start.requirements.node_id.as_str();
-        (!node.is_empty()).then_some(node)
-    }
-
-    /// True if the UUID of its instance was given.
-    pub(super) fn is_named(&self) -> bool {
-        self.named
-    }
-
-    /// True if it must run on a network node.
-    pub(super) fn is_for_network_nodes(&self) -> bool {
-        self.payload.start.requirements.network_node
-    }
-
     /// A START for each instance.
     pub(super) fn starts(self) -> impl Iterator<Item = StartPayload> {
         (1..=self.count).map(move |number| {
@@ -299,39 +277,23 @@ impl Workload {
     }
 }
 
-/// The part of a START document that shows whether it sets the UUID.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Rooted {
-    start: Option<Identified>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Identified {
-    instance_uuid: String,
-}
-
 fn parse(file: &[u8]) -> Result<Workload, String> {
     // A START has at most three documents: the command, user data and meta data.
     let documents: Vec<_> = yaml::documents(file).take(3).collect();
-    let rooted = documents.iter().position(|document| {
-        let keys = yaml::decode::<BTreeMap<String, IgnoredAny>>(document.bytes);
-        keys.is_ok_and(|keys| keys.contains_key("start"))
-    });
+    let has_start = |document: &Document<'_>| {
+        let read = Node::parse(document.bytes, 1, yaml::MAX_DOCUMENT_LEN);
+        read.is_ok_and(|keys| keys.get("start").is_some())
+    };
+    let rooted = documents.iter().position(has_start);
     let command = rooted.unwrap_or(0);
     let bytes = documents.get(command).map_or(&[][..], |document| document.bytes);
-    let identified = yaml::decode::<Rooted>(bytes).ok().and_then(|rooted| rooted.start);
-    if identified.is_some_and(|start| !start.instance_uuid.is_empty()) {
+    let keys = Node::parse(bytes, 1, yaml::MAX_DOCUMENT_LEN).map_err(|e| e.to_string())?;
+    let uuid = keys.get("start").and_then(|start| start.get("instance_uuid"));
+    if uuid.is_some_and(|uuid| uuid.text().is_ok_and(|uuid| !uuid.is_empty())) {
         let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
         return Ok(of_one(payload, true));
     }
-    let keys = match rooted {
-        None => yaml::decode::<StartKeys>(bytes),
-        Some(_) => yaml::decode::<BTreeMap<String, StartKeys>>(bytes)
-            .map(|mut roots| roots.remove("start").unwrap_or_default()),
-    };
-    let keys = keys.map_err(|e| e.to_string())?;
+    let keys: StartKeys = keys.decode(rooted.map(|_| "start")).map_err(|e| e.to_string())?;
     let named = keys.is_one_instance();
     let start = keys.start()?;
     // A tenant by its name gives the instances its network later.
@@ -428,7 +390,7 @@ mod tests {
             let words = ["start", "-f", file.path().to_str().unwrap()];
             let line = <Line as clap::Parser>::parse_from(words.iter().chain(flags));
             let mut workload = line.workload.workload().unwrap();
-            let found = workload.take_network().map(|network| network.tenant);
+            let found = workload.network.take().map(|network| network.tenant);
             assert_eq!(found.as_deref(), network, "{text} {flags:?}");
             assert!(workload.starts().next().unwrap().start.tenant_uuid.is_empty());
         }

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     })?;
     demo.processes.end()?;
-    say(demo.began, "no process and no file is left")
+    demo.say("no process and no file is left")
 }
 
 /// A demo that runs.
@@ -112,7 +112,7 @@ struct Demo {
     began: Instant,
     processes: Processes,
     /// The texts that stand for names in braces, such as `{tenant}`. Of each process, `{NAME}` is the address in
-    /// its first lines, and `{NAME pid}` its PID.
+    /// its first lines, and `{NAME-pid}` its PID.
     values: BTreeMap<String, String>,
     /// The error output of the last command that failed.
     last_error: String,
@@ -159,10 +159,6 @@ impl Demo {
                 Act::Ends(code) => self.run(line, *code)?,
                 Act::Repeated => self.until(line, |demo| demo.attempt(line))?,
                 Act::Starts(name, awaited) => self.start(name, awaited, line)?,
-                Act::Switches(name) => {
-                    self.processes.signal(name, Signal::USR1);
-                    String::new()
-                }
             };
             if let Some((command, shown, count)) = seen {
                 let (shown, count) = (self.filled(shown), self.filled(count));
@@ -194,11 +190,11 @@ impl Demo {
             self.set("{scheduler}", schedulers);
             self.set("{n}", at);
             self.show(steps::AGENT)?;
-            pids.push(self.filled("{agent-{n} pid}"));
+            pids.push(self.filled("{agent-{n}-pid}"));
         }
         self.set("{agents}", agents);
         self.set("{nodes}", agents + 1);
-        self.set("{agents' pids}", pids.join(", "));
+        self.set("{agent-pids}", pids.join(", "));
         self.show(further)
     }
 
@@ -315,7 +311,10 @@ impl Demo {
 
     /// Prints a step that has been seen, with the values of its names. Lines after the first are its details.
     fn say(&self, text: &str) -> Result<(), Failure> {
-        say(self.began, &self.filled(text))
+        let time = self.began.elapsed().as_secs_f64();
+        let text = self.filled(text);
+        let lines: Vec<_> = text.lines().map(printable).collect();
+        print_line(format_args!("{time:5.1} s  {}", lines.join("\n         ")))
     }
 
     /// The text, with the names in braces replaced by their values. A value may have names itself.
@@ -346,7 +345,7 @@ impl Demo {
         let name = self.filled(name);
         for is_last in [false, false, true] {
             let pid = self.processes.start(&name, &self.words(line))?;
-            self.set(&format!("{{{name} pid}}"), pid);
+            self.set(&format!("{{{name}-pid}}"), pid);
             let found = self.until(&format!("the first lines of the {name}"), |demo| {
                 Ok(demo.processes.line_with(&name, awaited))
             });
@@ -420,10 +419,4 @@ fn free_address() -> Result<(SocketAddrV4, OwnedFd), Failure> {
     sockopt::set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
     Ok((SocketAddrV4::try_from(getsockname(&socket)?)?, socket))
-}
-
-fn say(began: Instant, text: &str) -> Result<(), Failure> {
-    let time = began.elapsed().as_secs_f64();
-    let lines: Vec<_> = text.lines().map(printable).collect();
-    print_line(format_args!("{time:5.1} s  {}", lines.join("\n         ")))
 }

@@ -138,26 +138,19 @@ impl Processes {
         }
     }
 
-    /// Sends a signal to a process, if it runs.
-    pub(super) fn signal(&mut self, name: &str, signal: Signal) {
-        let named = self.running.iter_mut().find(|(running, _)| running == name);
-        if let Some((_, child)) = named
-            && let Ok(None) = child.try_wait()
-        {
-            let _ = kill_process(Pid::from_child(child), signal);
-        }
-    }
-
-    /// Ends a process by a signal.
+    /// Ends a process by a signal, if it runs.
     pub(super) fn end_one(&mut self, name: &str, signal: Signal) {
-        self.signal(name, signal);
         if let Some(at) = self.running.iter().position(|(running, _)| running == name) {
-            let _ = self.running.remove(at).1.wait();
+            let mut child = self.running.remove(at).1;
+            if let Ok(None) = child.try_wait() {
+                let _ = kill_process(Pid::from_child(&child), signal);
+            }
+            let _ = child.wait();
         }
     }
 
     /// Ends all processes, and removes the directory.
-    pub(super) fn end(mut self) -> Result<(), Failure> {
+    pub(super) fn end(&mut self) -> Result<(), Failure> {
         drop(self.caretaker.stdin.take());
         if self.caretaker.wait()?.success() {
             Ok(())

@@ -16,10 +16,8 @@ pub(super) enum Act {
     Repeated,
     /// It is a process with this name, which runs until the end, and first prints or logs this text.
     Starts(&'static str, &'static str),
-    /// There is no command: the agent with this name goes out of service, or back.
-    Switches(&'static str),
 }
-use Act::{Ends, Repeated, Starts, Switches};
+use Act::{Ends, Repeated, Starts};
 const DONE: Act = Ends(0);
 
 /// Scripts of workloads, by the names that stand for them in the tables.
@@ -32,6 +30,8 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
     // The directory and the program may have any characters in their names.
     ("{run-in}", r#"cd "$0" && exec "$1" $2"#),
     ("{as-cnci}", "cnci --connect {scheduler} --ca ca.pem --cert cnci.pem --uuid {cnci} --tenant {tenant} --ip 10.0.0.33 --state cnci"),
+    // Takes the network agent out of service, or puts it back.
+    ("{toggle}", "kill -USR1 {network-agent-pid}"),
     // The concentrator may not know the node yet.
     ("{try}", "{ping} -c 1 -W 2 $0 || exit 3"),
     // Prints the command for ping. Fails if something that networks of tenants need is missing.
@@ -73,10 +73,10 @@ pub(super) const BEGIN: &[Step] = &[
     ("", "ssntp cert issue --dir . --role controller --bound --name daemon", DONE, None),
     ("", "ssntp cert issue --dir . --role controller --bound --name events", DONE, None),
     ("", "ssntp cert issue --dir . --role cnciagent --uuid {cnci} --name cnci", DONE, None),
-    ("a scheduler listens at {scheduler} (process {scheduler pid})",
+    ("a scheduler listens at {scheduler} (process {scheduler-pid})",
         "ssntp scheduler --listen 127.0.0.1:0 unix:scheduler.sock --cert scheduler.pem --config cluster.yaml",
         Starts("scheduler", "listening at "), None),
-    ("a controller shows the cluster at {controller} (process {controller pid})",
+    ("a controller shows the cluster at {controller} (process {controller-pid})",
         "ssntp controller --connect {scheduler} --cert daemon.pem --store controller --http 127.0.0.1:0",
         Starts("controller", "page at "), None),
     ("", "ssntp --connect {scheduler} --cert events.pem --json ctl events", Starts("events", "connected"), None),
@@ -93,7 +93,7 @@ pub(super) const AGENT: &[Step] = &[
 #[rustfmt::skip]
 pub(super) const NETWORK_AGENT: &[Step] = &[
     ("", "ssntp cert issue --dir . --role netagent --bound --name network-agent", DONE, None),
-    ("{agents} agents and a network agent are READY (processes {agents' pids}, {network-agent pid})",
+    ("{agents} agents and a network agent are READY (processes {agent-pids}, {network-agent-pid})",
         "ssntp agent --connect {scheduler} --cert network-agent.pem --state network-agent",
         Starts("network-agent", "agent "), Some(("ssntp ctl --json nodes --state READY", "\"uuid\"", "{nodes}"))),
 ];
@@ -138,8 +138,8 @@ pub(super) const NETWORKS: &[Step] = &[
     ("", "ssntp cert issue --dir . --role cnciagent --uuid {blue} --name {blue}", DONE, None),
     ("", "ssntp cert issue --dir . --role cnciagent --uuid {red} --name {red}", DONE, None),
     // Concentrators may be placed on any network node, but the other one has no networks of tenants.
-    ("", "", Switches("network-agent"), Some(("ssntp ctl --json nodes --state OFFLINE", "network_node", "1"))),
-    ("a node with networks of tenants is READY (process {tenants pid})",
+    ("", "sh -c {toggle}", DONE, Some(("ssntp ctl --json nodes --state OFFLINE", "network_node", "1"))),
+    ("a node with networks of tenants is READY (process {tenants-pid})",
         "unshare --net sh -c {underlay} {program} agent --connect unix:scheduler.sock --cert tenants.pem --state tenants \
          --network tenants --underlay u0 --concentrator-certs .",
         Starts("tenants", "agent "), Some(("ssntp ctl --json nodes --state READY", "{tenants}", "1"))),
@@ -157,7 +157,7 @@ pub(super) const NETWORKS: &[Step] = &[
     ("", "ssntp ctl delete blue-1 red-1 ping-own ping-other ping-public", DONE, None),
     ("", "ssntp ctl tenant delete blue", DONE, None),
     ("the networks of both tenants were removed", "ssntp ctl tenant delete red", DONE, None),
-    ("", "", Switches("network-agent"), Some(("ssntp ctl --json nodes --state READY", "network_node", "2"))),
+    ("", "sh -c {toggle}", DONE, Some(("ssntp ctl --json nodes --state READY", "network_node", "2"))),
 ];
 
 #[rustfmt::skip]
@@ -167,7 +167,7 @@ pub(super) const END: &[Step] = &[("all {count} instances were deleted", "ssntp 
 #[rustfmt::skip]
 pub(super) const ETCD: &[Step] = &[
     ("", "ssntp cert ca --dir .", DONE, None),
-    ("an etcd answers at {etcd} (process {etcd pid})",
+    ("an etcd answers at {etcd} (process {etcd-pid})",
         "etcd --name demo --data-dir etcd --listen-client-urls http://{etcd} --advertise-client-urls http://{etcd} \
          --listen-peer-urls http://127.0.0.1:0 --initial-advertise-peer-urls http://127.0.0.1:0 \
          --initial-cluster demo=http://127.0.0.1:0", Starts("etcd", "ready to serve client requests"), None),
@@ -178,7 +178,7 @@ pub(super) const ETCD: &[Step] = &[
 #[rustfmt::skip]
 pub(super) const SCHEDULER: &[Step] = &[
     ("", "ssntp cert issue --dir . --role scheduler --bound --name scheduler-{n}", DONE, None),
-    ("scheduler-{n} listens at {scheduler-{n}} (process {scheduler-{n} pid})",
+    ("scheduler-{n} listens at {scheduler-{n}} (process {scheduler-{n}-pid})",
         "ssntp scheduler --listen 127.0.0.1:0 --cert scheduler-{n}.pem --config cluster-{n}.yaml --join etcd://{etcd} \
          --cluster demo", Starts("scheduler-{n}", "listening at "), None),
 ];

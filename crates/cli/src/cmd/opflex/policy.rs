@@ -22,11 +22,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     control: ControlArgs,
     #[command(subcommand)]
-    command: Command,
+    command: Change,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum Change {
     /// Add the objects of files, or replace those with the same URIs
     Put {
         /// JSON or YAML arrays of managed objects; - is the standard input, in JSON
@@ -78,25 +78,25 @@ struct Only {
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut control = args.control.connect()?;
     let changed = match args.command {
-        Command::Put { files, replace, only } => {
+        Change::Put { files, replace, only } => {
             control.only_at(only.if_revision);
             control.put(&load_all(&files)?, replace)
         }
-        Command::Reload { files, only } => {
+        Change::Reload { files, only } => {
             control.only_at(only.if_revision);
             control.reload(&load_all(&files)?)
         }
-        Command::Delete { uris, only } => {
+        Change::Delete { uris, only } => {
             control.only_at(only.if_revision);
             control.delete(&uris)
         }
-        Command::Status => {
+        Change::Status => {
             let (revision, objects) = control.status().map_err(Failure::new)?;
             let text = format!("revision {revision}, {objects} objects");
             let as_json = json!({ "revision": revision, "objects": objects });
             return print_either(args.control.json, as_json, text);
         }
-        Command::Dump { uri, yaml } => {
+        Change::Dump { uri, yaml } => {
             let objects = control.dump(&uri.unwrap_or_else(Uri::root));
             let objects = objects.map_err(Failure::new)?;
             let format = if yaml { Format::Yaml } else { Format::Json };

@@ -6,14 +6,14 @@
 //!                                        │ full: dropped and counted
 //! ```
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crossbeam_channel::Sender;
 use ssntp::Role;
 use ssntp::client::Request;
 use ssntp::payload::Servers;
-use ssntp::proto::{Frame, FrameKind, Operands, Run};
-use ssntp::server::{ClusterHandler, Context, Filter, Handler, Rules, SessionInfo};
+use ssntp::proto::{Frame, Operands, Run};
+use ssntp::server::{ClusterHandler, Context, Handler, SessionInfo};
 use ssntp_engine::Membership;
 use ssntp_scheduler::add_members;
 
@@ -28,44 +28,11 @@ pub(super) const SHOWN: usize = 1024;
 
 /// The handler of `ssntp server`. It runs on the dispatcher, so it never blocks.
 pub(super) struct Application {
-    /// Never contended: a reload changes it on the dispatcher as well.
-    pub(super) table: Arc<Mutex<Table>>,
     pub(super) show: Option<Sender<Shown>>,
     /// The number of frames that were dropped since the last frame that was queued.
     pub(super) missed: u64,
     /// The membership of the cluster, once the server has joined one.
     pub(super) cluster: Arc<OnceLock<Weak<Membership>>>,
-}
-
-/// The roles to which frames of each kind are forwarded, and those that may send them.
-pub(super) struct Table {
-    receivers: Vec<(FrameKind, Role)>,
-    filter: Filter,
-}
-
-impl Table {
-    pub(super) fn new(rules: &Rules, filter: Filter, operands: &Operands) -> Self {
-        let kinds = FrameKind::all().chain(operands.applications().map(|(kind, _)| kind));
-        let receivers = kinds.filter_map(|kind| Some((kind, rules.receivers(kind)?)));
-        let receivers = receivers.collect();
-        Self { receivers, filter }
-    }
-
-    fn to(&self, kind: FrameKind) -> Role {
-        let rule = self.receivers.iter().find(|(of, _)| *of == kind);
-        rule.map_or(Role::NONE, |(_, to)| *to)
-    }
-}
-
-/// Locks the table. It is only ever replaced as a whole, so it is valid even after a panic.
-pub(super) fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Application {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        lock(&self.table)
-    }
 }
 
 impl Handler for Application {
@@ -74,18 +41,15 @@ impl Handler for Application {
         let question = question.and_then(Question::read).unwrap_or_default();
         // The client that asked may have disconnected meanwhile; the answer is lost then.
         let _ = match (question.kind(), question.role()) {
-            (Some(kind), _) if !self.table().filter.allows(from.role(), kind) => {
+            (Some(kind), _) if !cx.filter().allows(from.role(), kind) => {
                 cx.refuse(&request, receipt::NOT_ALLOWED)
             }
-            (Some(kind), _) => {
-                let others = others(cx, from, self.table().to(kind));
-                cx.reply(&request, receipt::reply(others))
-            }
-            (None, Some(role)) => {
-                let others = others(cx, from, role);
-                cx.reply(&request, receipt::reply(others))
-            }
             (None, None) => cx.refuse(&request, "not_answered"),
+            (kind, role) => {
+                let to = kind.map_or(role.unwrap_or_default(), |kind| cx.receivers(kind));
+                let others = others(cx, from, to);
+                cx.reply(&request, receipt::reply(others))
+            }
         };
     }
 
@@ -99,7 +63,7 @@ impl Handler for Application {
         if let Some(show) = &self.show {
             let shown = Shown {
                 from: from.clone(),
-                receivers: others(cx, from, self.table().to(frame.kind())),
+                receivers: others(cx, from, cx.receivers(frame.kind())),
                 frame,
                 missed: self.missed,
             };

@@ -10,7 +10,7 @@ mod forwarding;
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ use ssntp::server::{Federation, Filter, FilterAction, RuleError, Rules, Server, 
 use ssntp::transport::Address;
 
 use self::dev::Dev;
-use self::forwarding::{Application, SHOWN, Table, lock};
+use self::forwarding::{Application, SHOWN};
 use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
@@ -285,10 +285,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let (shown, show) = crossbeam_channel::bounded(SHOWN);
     let operands = args.applications.operands()?;
     let filter = args.filter()?;
-    let table = Arc::new(Mutex::new(Table::new(&rules, filter.clone(), &operands)));
     let cluster = Arc::new(OnceLock::new());
     let application = Application {
-        table: Arc::clone(&table),
         show: (args.show || args.dev).then_some(shown),
         missed: 0,
         cluster: Arc::clone(&cluster),
@@ -338,7 +336,6 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         server: &server,
         args: &args,
         operands,
-        table,
     };
     let mut is_read = true;
     let mut arms = vec![
@@ -423,7 +420,6 @@ struct Running<'a> {
     server: &'a Server,
     args: &'a Args,
     operands: Operands,
-    table: Arc<Mutex<Table>>,
 }
 
 impl Running<'_> {
@@ -451,24 +447,16 @@ impl Running<'_> {
         let mut read = args.files().map(renew).transpose()?.unwrap_or_default();
         read.watched = read.watched.with(configuration_file);
         if let Some(rules) = rules {
-            self.take_rules(rules, filter)?;
+            self.server.handle().with(move |cx| {
+                cx.set_rules(rules)?;
+                cx.set_filter(filter);
+                Ok::<_, RuleError>(())
+            })??;
         }
         if let Some(yaml) = configuration {
             self.take_configuration(yaml)?;
         }
         Ok(read)
-    }
-
-    fn take_rules(&self, rules: Rules, filter: Filter) -> Result<(), Failure> {
-        let shared = Arc::clone(&self.table);
-        let table = Table::new(&rules, filter.clone(), &self.operands);
-        self.server.handle().with(move |cx| {
-            cx.set_rules(rules)?;
-            cx.set_filter(filter);
-            *lock(&shared) = table;
-            Ok::<_, RuleError>(())
-        })??;
-        Ok(())
     }
 
     /// Sends a configuration that differs from the one before to the clients that the

@@ -74,11 +74,11 @@ impl Line {
             Err(e) => {
                 // The id may still be readable, and then shows the program which line failed.
                 #[derive(Deserialize)]
-                struct Named {
+                struct WithId {
                     #[serde(default)]
                     id: Id,
                 }
-                let named = serde_json::from_slice(bytes).map(|Named { id }| id);
+                let named = serde_json::from_slice(bytes).map(|WithId { id }| id);
                 let id = named.ok().filter(Id::fits).unwrap_or_default();
                 Err((id, Error::new("bad_line", e)))
             }

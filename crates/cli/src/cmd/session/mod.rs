@@ -93,7 +93,7 @@ fn hold(args: &Args) -> Result<(), Failure> {
         requests: Vec::new(),
     };
     let ended = input.start()?;
-    Session {
+    Writer {
         client: &client,
         asked: &asked,
         operands,
@@ -104,7 +104,7 @@ fn hold(args: &Args) -> Result<(), Failure> {
 }
 
 /// The state of the main thread, which writes the events.
-struct Session<'a> {
+struct Writer<'a> {
     client: &'a Client,
     asked: &'a Asked,
     operands: Operands,
@@ -112,7 +112,7 @@ struct Session<'a> {
     renewal: Renewal,
 }
 
-impl Session<'_> {
+impl Writer<'_> {
     /// Writes the events until the input ends or a signal comes.
     fn run(&mut self, stop: &Stop, input: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
         let events = self.client.events();

@@ -7,8 +7,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::pki::{Authority, CertificateRequest, Identity, RevocationList, Serial};
+use ssntp_test_support::program::{LIMIT, Program};
 
-use super::shell::{LIMIT, Program, User};
+use super::shell::User;
 use crate::processes::words;
 
 /// A user with an authority in `pki`, its empty list, and a certificate for each.

@@ -2,20 +2,20 @@
 
 use rustix::process::Signal;
 
+use ssntp_test_support::program::{LIMIT, Program};
+
 use crate::cluster::processes::until;
 
-use super::place::{LIMIT, Place, Program, command, connect, lines};
+use super::place::{Place, command, connect};
 
 /// An `ssntp answer` that is connected, and its UUID.
 fn answer(place: &Place, at: &str, flags: &str, program: &[&str]) -> (Program, String) {
     let to = connect(at, "agent");
     let mut words = command(place.0.path(), &format!("answer {flags} {to} --"));
-    let mut child = words.args(program).spawn().unwrap();
-    let out = lines(child.stdout.take().unwrap());
-    let err = lines(child.stderr.take().unwrap());
-    let uuid = err.recv_timeout(LIMIT).unwrap();
-    let uuid = uuid.split(' ').next().unwrap().to_owned();
-    (Program { child, out, err }, uuid)
+    words.args(program);
+    let program = Program::of(words);
+    let uuid = program.error_line("").split(' ').next().unwrap().to_owned();
+    (program, uuid)
 }
 
 /// `ssntp request` sends a request, and `ssntp answer` replies with the output of a program.
@@ -96,7 +96,7 @@ fn a_signal_ends_the_program_that_answers_and_all_its_processes() {
         let asking = place.start(&format!("request {} COMMAND/0x81", connect(&at, "controller")));
         program.error_line("started");
         program.signal(Signal::TERM);
-        let ended = program.end();
+        let ended = program.ended();
         assert_eq!((ended.code, ended.out.len()), (Some(0), 0), "{:?}", ended.err);
         let error = asking.fail(1);
         assert!(error.contains("stopping"), "{error}");

@@ -3,10 +3,11 @@
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+use ssntp_test_support::program::Program;
 use tempfile::TempDir;
 
 /// The time limit after which a test fails.
@@ -45,7 +46,7 @@ impl Manager {
 
     /// Starts a daemon with a watchdog that wants ten notices a second. A shell sets WATCHDOG_PID to its
     /// own process number, which `exec` keeps for the daemon.
-    fn start(&self, line: &str) -> Daemon {
+    fn start(&self, line: &str) -> Program {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", r#"WATCHDOG_PID=$$ exec "$0" "$@""#]);
         command.arg(env!("CARGO_BIN_EXE_ssntp"));
@@ -55,7 +56,7 @@ impl Manager {
         command.env("WATCHDOG_USEC", "200000");
         command.env_remove("RUST_LOG").stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        Daemon(command.spawn().unwrap())
+        Program::of(command)
     }
 
     /// Waits for a notice that satisfies the condition, and returns it.
@@ -75,29 +76,6 @@ impl Manager {
             notices.push(message);
         }
         panic!("no such notice among {notices:?}");
-    }
-}
-
-/// Dropping it kills it.
-struct Daemon(Child);
-
-impl Daemon {
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-
-    /// Ends it in order.
-    #[track_caller]
-    fn ends(mut self) {
-        self.signal(Signal::TERM);
-        assert_eq!(self.0.wait().unwrap().code(), Some(0));
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -147,7 +125,7 @@ fn every_daemon_sends_notices_that_it_is_ready_alive_and_stopping() {
         manager.notice(|message| message == "WATCHDOG=1\n");
         daemon.signal(Signal::TERM);
         manager.notice(|message| message == "STOPPING=1");
-        daemon.ends();
+        daemon.end_by(Signal::TERM);
     }
 }
 
@@ -157,21 +135,21 @@ fn every_daemon_sends_notices_that_it_is_ready_alive_and_stopping() {
 fn a_refused_client_waits_for_another_certificate_before_it_ends() {
     let manager = Manager::new();
     let at = manager.directory.path();
-    let mut server = ssntp(
+    let server = ssntp(
         at,
         "server --listen unix:socket --ca ca.pem --cert server.pem --crl crl.pem",
     );
     manager.done("cert revoke --dir . agent controller");
-    let server = Daemon(server.spawn().unwrap());
+    let server = Program::of(server);
     for (role, more) in [("agent", ""), ("controller", "--store store")] {
         let line = format!("{role} --connect unix:socket --ca ca.pem --cert {role}.pem {more}");
         let mut client = manager.start(&line);
         let line = manager.notice(|message| message.contains("STATUS=") && message.contains("revoked"));
         assert!(line.starts_with("WATCHDOG=1\n"), "{line}");
         manager.notice(|message| message == "WATCHDOG=1\n");
-        assert_eq!(client.0.try_wait().unwrap(), None);
+        assert_eq!(client.child.try_wait().unwrap(), None);
         manager.done(&format!("cert issue --dir . --role {role} --name {role} --force"));
-        assert_eq!(client.0.wait().unwrap().code(), Some(1));
+        assert_eq!(client.code(), Some(1));
     }
     drop(server);
 }
@@ -194,7 +172,7 @@ fn a_failed_reload_is_notified_with_its_reason() {
         ready.contains("not reloaded: ") && ready.contains("ca.pem"),
         "{ready}"
     );
-    server.ends();
+    server.end_by(Signal::TERM);
 }
 
 #[test]

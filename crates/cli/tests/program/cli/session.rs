@@ -10,10 +10,11 @@ use serde_json::Value;
 use ssntp::client::{Client, ClientConfig};
 use ssntp::pki::{Identity, Trust};
 use ssntp_test_support::port::HeldPort;
+use ssntp_test_support::program::Program;
 
 use crate::processes::ended_in_order;
 
-use super::place::{LIMIT, Place, Program, command, connect, lines, rest};
+use super::place::{Place, command, connect};
 
 fn json(line: &str) -> Value {
     serde_json::from_str(line).unwrap()
@@ -25,7 +26,7 @@ fn a_server_prints_one_line_and_ends_at_a_signal() {
     for signal in [Signal::TERM, Signal::INT] {
         let (server, _) = place.server("");
         server.signal(signal);
-        let ended = server.end();
+        let ended = server.ended();
         assert_eq!((ended.code, ended.out.len(), ended.err.len()), (Some(0), 0, 0));
     }
 }
@@ -106,7 +107,7 @@ fn frames_of_an_application_pass_if_their_operand_is_registered() {
         let (kind, _) = operand.split_once('/').unwrap();
         let to = connect(&at, "agent");
         let line = format!("send {to} --type {kind} --operand {operand} --payload - {more}");
-        Program::with_input(place.0.path(), &line, b"\x00\xff")
+        place.with_input(&line, b"\x00\xff")
     };
     send("EVENT/0x80", own).succeed();
     let frame = json(&listener.succeed()[0]);
@@ -213,7 +214,7 @@ fn wrong_usage_ends_with_2() {
         "--slow-consumer wait",
     ] {
         let line = format!("server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem {flags}");
-        let ended = place.start(&line).end();
+        let ended = place.start(&line).ended();
         assert_eq!(
             (ended.code, ended.out.len()),
             (Some(2), 0),
@@ -230,7 +231,7 @@ fn wrong_usage_ends_with_2() {
         "--type COMMAND",
     ] {
         let line = format!("send {} {flags}", connect("127.0.0.1:1", "agent"));
-        let ended = place.start(&line).end();
+        let ended = place.start(&line).ended();
         assert_eq!(
             (ended.code, ended.out.len()),
             (Some(2), 0),
@@ -239,7 +240,7 @@ fn wrong_usage_ends_with_2() {
         );
     }
     for line in ["", "nope", "listen --ca ca.pem", "server --listen 127.0.0.1:0"] {
-        assert_eq!(place.start(line).end().code, Some(2), "{line}");
+        assert_eq!(place.start(line).ended().code, Some(2), "{line}");
     }
 }
 
@@ -310,7 +311,7 @@ fn a_signal_ends_a_client_in_any_state() {
             (sending, interrupted),
         ] {
             program.signal(signal);
-            let ended = program.end();
+            let ended = program.ended();
             assert_eq!((ended.code, ended.out.len()), (Some(code), 0), "{:?}", ended.err);
         }
     }
@@ -322,17 +323,17 @@ fn a_listener_ends_with_success_when_its_output_is_closed() {
     let (_server, at) = place.server("");
     let line = format!("listen {} --json", connect(&at, "controller"));
     let mut child = command(place.0.path(), &line).spawn().unwrap();
-    let err = lines(child.stderr.take().unwrap());
-    assert!(err.recv_timeout(LIMIT).unwrap().starts_with("connected to "));
-    place.send(&at, "", b"").succeed();
     let mut out = BufReader::new(child.stdout.take().unwrap());
+    let listener = Program::around(child);
+    listener.error_line("connected to ");
+    place.send(&at, "", b"").succeed();
     let mut first = String::new();
     out.read_line(&mut first).unwrap();
     assert_eq!(json(&first)["operand"], "STATS");
     drop(out);
     place.send(&at, "", b"").succeed();
-    assert_eq!(rest(&err), [""; 0]);
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let ended = listener.ended();
+    assert_eq!((ended.code, ended.err.len()), (Some(0), 0), "{:?}", ended.err);
 }
 
 #[test]
@@ -429,24 +430,20 @@ fn lines_are_sent_after_a_restart_of_the_server_and_possible_losses_are_counted(
     let listener = place.listener(&at, "--json");
     let to = connect(&at, "agent");
     let mut sending = command(place.0.path(), &format!("send {to} STATS --lines"));
-    let mut child = sending.stdin(Stdio::piped()).spawn().unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let program = Program {
-        out: lines(child.stdout.take().unwrap()),
-        err: lines(child.stderr.take().unwrap()),
-        child,
-    };
+    sending.stdin(Stdio::piped());
+    let mut program = Program::of(sending);
+    let mut input = program.child.stdin.take().unwrap();
     input.write_all(b"one\n").unwrap();
-    assert_eq!(json(&listener.line())["payload"], "one");
+    assert_eq!(json(&listener.line(""))["payload"], "one");
     server.signal(Signal::TERM);
     server.succeed();
     program.error_line("ssntp: the session has ended");
     let _server = place.server_at(&at, "");
     listener.error_line("connected to ");
     input.write_all(b"two\n").unwrap();
-    assert_eq!(json(&listener.line())["payload"], "two");
+    assert_eq!(json(&listener.line(""))["payload"], "two");
     drop(input);
-    let ended = program.end();
+    let ended = program.ended();
     // The question for the receivers of the first line may be unanswered when the server ends.
     let doubt = ended
         .err
@@ -473,7 +470,7 @@ fn operands_of_an_application_are_sent_by_name_and_filtered_by_role() {
     let more = "-- --listen :0 --ca ca.pem --cert server.pem";
     let ended = place
         .start(&format!("config check server server.yaml {more}"))
-        .end();
+        .ended();
     assert_eq!(ended.code, Some(1));
     assert!(
         ended.out[0].contains("--filter allows no role to send Scaled"),
@@ -489,7 +486,7 @@ fn operands_of_an_application_are_sent_by_name_and_filtered_by_role() {
     // The flag takes one value, so the next word is the operand.
     let output = place.succeed(&format!("send {agent} {own} Scaled three"));
     assert_eq!(output, ["Scaled was sent, and went to 1 session"]);
-    assert_eq!(json(&listener.line())["operand"], "Scaled");
+    assert_eq!(json(&listener.line(""))["operand"], "Scaled");
     let controller = connect(&at, "controller");
     let error = place.fail(&format!("send {controller} {own} Scaled three"), 1);
     assert!(error.contains("does not let controllers send"), "{error}");
@@ -503,7 +500,7 @@ fn a_payload_that_equals_a_file_name_is_sent_with_a_hint() {
     for payload in ["load.yaml", "@load.yaml"] {
         let sent = place
             .start(&format!("send {} STATS {payload}", connect(&at, "agent")))
-            .end();
+            .ended();
         assert!(
             sent.err[0].contains("--payload load.yaml sends what is in that file"),
             "{:?}",
@@ -560,9 +557,9 @@ fn top_shows_the_traffic_of_each_session() {
     let table = place.succeed(&format!("top --count 1 --role controller {flags}"));
     assert!(table[0].contains("bytes out/s") && table.len() > 2, "{table:?}");
     let top = place.start(&format!("top {flags}"));
-    assert!(top.line().contains("bytes out/s"));
+    assert!(top.line("").contains("bytes out/s"));
     top.signal(Signal::TERM);
-    let ended = top.end();
+    let ended = top.ended();
     assert_eq!((ended.code, ended.err.len()), (Some(0), 0), "{:?}", ended.err);
 }
 
@@ -583,18 +580,18 @@ fn watch_shows_senders_and_operands_and_no_payload() {
     place.succeed(&format!("send {agent} STATS secret"));
     place.succeed(&format!("send {agent} --uuid {uuid} STATS secret"));
     place.succeed(&format!("send {agent} {own} Scaled secret"));
-    let shown = json(&of_one.line());
+    let shown = json(&of_one.line(""));
     assert_eq!(
         (&shown["from"]["uuid"], &shown["operand"], &shown["frames"]),
         (&uuid.into(), &"STATS".into(), &1.into()),
         "{shown}"
     );
-    let line = of_own.line();
+    let line = of_own.line("");
     assert!(line.contains("(agent) Scaled: 1 frame, "), "{line}");
     assert!(!line.contains("secret") && !shown.to_string().contains("secret"));
     for program in [of_one, of_own] {
         program.signal(Signal::TERM);
-        let ended = program.end();
+        let ended = program.ended();
         assert_eq!(ended.code, Some(0), "{:?}", ended.err);
     }
     let error = place.fail(&format!("watch {agent}"), 1);

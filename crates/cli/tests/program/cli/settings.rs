@@ -6,8 +6,9 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use ssntp_test_support::program::Program;
 
-use super::shell::{Program, User};
+use super::shell::User;
 use crate::cluster::processes::until;
 use crate::processes::words;
 

@@ -2,24 +2,19 @@
 //! place of numbers.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use ssntp_test_support::port::HeldPort;
+use ssntp_test_support::program::{LIMIT, Program};
 use tempfile::TempDir;
 
 use crate::processes::words;
-
-/// The time limit after which a test fails. It is longer than the limits in the program, which says for what
-/// it waited in vain.
-pub(super) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A user with an empty home.
 pub(super) struct User(TempDir);
@@ -90,91 +85,6 @@ impl User {
         let listener = self.start(&[&["listen"], words].concat());
         listener.error_line("connected to ");
         listener
-    }
-}
-
-/// A running `ssntp`. Dropping it kills it.
-pub(super) struct Program {
-    pub(super) child: Child,
-    pub(super) out: Receiver<String>,
-    pub(super) err: Receiver<String>,
-}
-
-impl Program {
-    pub(super) fn of(mut command: Command) -> Self {
-        let mut child = command.spawn().unwrap();
-        let out = lines(child.stdout.take().unwrap());
-        let err = lines(child.stderr.take().unwrap());
-        Self { child, out, err }
-    }
-
-    /// Waits for a line of its standard output with this beginning, and returns its rest.
-    #[track_caller]
-    pub(super) fn line(&self, begin: &str) -> String {
-        await_line(&self.out, begin)
-    }
-
-    #[track_caller]
-    pub(super) fn error_line(&self, begin: &str) -> String {
-        await_line(&self.err, begin)
-    }
-
-    /// Waits for a line of its standard error that contains this.
-    #[track_caller]
-    pub(super) fn error_with(&self, part: &str) -> String {
-        let mut other_lines = Vec::new();
-        loop {
-            match self.err.recv_timeout(LIMIT) {
-                Ok(line) if line.contains(part) => return line,
-                Ok(line) => other_lines.push(line),
-                Err(e) => panic!("no line has {part:?}: {e}; {other_lines:?}"),
-            }
-        }
-    }
-
-    pub(super) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    pub(super) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub(super) fn code(&mut self) -> Option<i32> {
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
-#[track_caller]
-fn await_line(lines: &Receiver<String>, begin: &str) -> String {
-    let mut other_lines = Vec::new();
-    loop {
-        match lines.recv_timeout(LIMIT) {
-            Ok(line) => match line.strip_prefix(begin) {
-                Some(rest) => return rest.to_owned(),
-                None => other_lines.push(line),
-            },
-            Err(e) => panic!("no line begins with {begin:?}: {e}; {other_lines:?}"),
-        }
     }
 }
 

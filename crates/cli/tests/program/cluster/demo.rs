@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use ssntp_test_support::wait::wait_for;
 use tempfile::TempDir;
 
 use crate::cluster::processes::{Done, LIMIT, Process, end_of, processes_inside, ssntp, until};
@@ -223,21 +224,19 @@ fn a_demo_of_several_schedulers_without_an_etcd_says_what_is_missing() {
 
 /// The process that removes the directory of a demo, once it ignores signals.
 fn caretaker(place: &TempDir) -> Pid {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        assert!(Instant::now() < deadline, "no process ignores signals");
-        for pid in processes_inside(&temporary(place)) {
-            let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", pid.as_raw_nonzero()));
-            let is_caretaker = read("cmdline").is_ok_and(|line| line.contains("caretaker"));
-            let status = read("status").unwrap_or_default();
-            let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-            let ignored = ignored.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
-            if is_caretaker && ignored & 1 << (Signal::TERM.as_raw() - 1) != 0 {
-                return pid;
-            }
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let is_caretaker = |pid: &Pid| {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", pid.as_raw_nonzero()));
+        let is_named = read("cmdline").is_ok_and(|line| line.contains("caretaker"));
+        let status = read("status").unwrap_or_default();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
+        is_named && ignored & 1 << (Signal::TERM.as_raw() - 1) != 0
+    };
+    wait_for(|| {
+        let inside = processes_inside(&temporary(place));
+        let found = inside.iter().copied().find(is_caretaker);
+        found.ok_or(inside)
+    })
 }
 
 #[test]

@@ -36,6 +36,21 @@ fn the_first_list_of_a_new_controller_is_complete() {
 }
 
 #[test]
+fn two_nodes_whose_uuids_begin_alike_have_different_names_in_the_list_of_instances() {
+    let mut cluster = Cluster::new("");
+    let node = |end: char| format!("91ab0000-0000-4000-8000-00000000000{end}");
+    cluster.agent(&format!("--uuid {}", node('1')));
+    cluster.controller_sees(1);
+    cluster.start("");
+    let table = cluster.done("instances");
+    assert!(table.contains(" 91ab0000 "), "{table}");
+    cluster.agent(&format!("--uuid {}", node('2')));
+    cluster.controller_sees(2);
+    let table = cluster.done("instances");
+    assert!(table.contains(&format!(" {} ", node('1'))), "{table}");
+}
+
+#[test]
 fn an_empty_cluster_has_empty_lists() {
     let cluster = Cluster::new("");
     for list in ["nodes", "instances", "cncis"] {

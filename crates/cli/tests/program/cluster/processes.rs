@@ -564,16 +564,17 @@ pub fn processes_inside(directory: &Path) -> Vec<Pid> {
 
 /// Kills all processes that run inside the directory: instances survive their agents.
 fn kill_inside(directory: &Path) {
-    for _ in 0..10 {
+    ssntp_test_support::wait::wait_for(|| {
         let processes = processes_inside(directory);
+        for pid in &processes {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
         if processes.is_empty() {
-            return;
+            Ok(())
+        } else {
+            Err(processes)
         }
-        for pid in processes {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    });
 }
 
 /// One authority for all tests.
@@ -605,7 +606,6 @@ fn save_certificates(directory: &Path) {
 impl Process {
     /// Waits until SIGINT is caught.
     pub fn handles_signals(&self) {
-        let deadline = Instant::now() + LIMIT;
         let caught = || {
             let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
             let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
@@ -613,14 +613,6 @@ impl Process {
             // SIGINT is 2, SIGTERM 15.
             (mask >> 1 & 1 == 1 && mask >> 14 & 1 == 1).then_some(())
         };
-        while caught().is_none() {
-            assert!(
-                Instant::now() < deadline,
-                "{} handles no signals: {}",
-                self.name,
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        ssntp_test_support::wait::wait_for(|| caught().ok_or_else(|| (self.name.clone(), self.log())));
     }
 }

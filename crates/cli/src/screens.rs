@@ -1,0 +1,119 @@
+//! The first screens of help, `ssntp --help` and `ssntp ctl --help`: the subcommands in groups, by what a
+//! person wants.
+
+use clap::Command;
+
+use crate::cmd::table::{terminal_size, wrapped};
+
+/// The subcommands of one screen.
+struct Screen {
+    /// Titles, and the names of subcommands.
+    groups: &'static [(&'static str, &'static [&'static str])],
+    /// Subcommands for scripts, which are named in one line.
+    scripts: &'static [&'static str],
+    examples: &'static str,
+}
+
+#[rustfmt::skip] // A table: one row a group.
+const PROGRAM: Screen = Screen {
+    groups: &[
+        ("Start here", &["demo"]),
+        ("Set up", &["cert", "context", "config"]),
+        ("Run", &["server", "scheduler", "agent", "controller", "opflex"]),
+        ("Use", &["ctl", "send", "request", "answer"]),
+        ("Look, and find faults", &["top", "watch", "listen", "operands", "decode"]),
+    ],
+    scripts: &["session", "cnci", "completions", "man"],
+    examples: "\
+Examples:
+  ssntp demo                                           a whole cluster on this machine
+  ssntp server --dev                                   a server to try, with throw-away certificates
+  ssntp send STATS 'load: 1' --wait-for controller     a frame, from another terminal",
+};
+
+#[rustfmt::skip] // A table: one row a group.
+const CTL: Screen = Screen {
+    groups: &[
+        ("Set up", &["configure", "tenant"]),
+        ("Run", &["start", "apply", "rollout", "stop", "restart", "delete", "remove"]),
+        ("Use", &["wait", "attach", "detach", "assign-ip", "release-ip"]),
+        ("Look", &[
+            "nodes", "instances", "describe", "logs", "events", "get", "diff", "history", "cncis", "sessions", "servers",
+        ]),
+        ("Repair", &["evacuate", "restore", "prune", "kick", "bans", "unban"]),
+    ],
+    scripts: &[],
+    examples: "\
+Examples (start here: ssntp demo --hold):
+  ssntp ctl start --name web -- sleep 1000     a workload
+  ssntp ctl instances --watch                  the instances, whenever they change
+  ssntp ctl logs -f web                        the output of an instance",
+};
+
+/// The longest line, if the terminal is not narrower.
+const WIDTH: usize = 100;
+
+/// The same command line with these screens.
+pub(crate) fn grouped(whole: Command) -> Command {
+    let width = terminal_size().map_or(WIDTH, |(width, _)| width.min(WIDTH));
+    let whole = whole.mut_subcommand("ctl", |ctl| CTL.of("ssntp ctl", ctl, width));
+    PROGRAM.of("ssntp", whole, width)
+}
+
+impl Screen {
+    fn of(&self, name: &str, command: Command, width: usize) -> Command {
+        let mut text = String::new();
+        for (title, names) in self.groups {
+            text += &format!("{title}:\n");
+            for name in *names {
+                let about = command.find_subcommand(name).and_then(Command::get_about);
+                let about = about.map(ToString::to_string).unwrap_or_default();
+                text += &wrapped(&format!("  {name:<12}"), &" ".repeat(14), &about, width);
+            }
+            text.push('\n');
+        }
+        if !self.scripts.is_empty() {
+            text += &wrapped("For scripts:", "", &self.scripts.join(", "), width);
+        }
+        text += &format!("The flags of a command: {name} help COMMAND\n");
+        let head = "{about-with-newline}\n{usage-heading} {usage}\n\n";
+        command
+            .help_template(format!("{head}{text}\nOptions:\n{{options}}{{after-help}}"))
+            .after_help(self.examples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_subcommand_is_on_its_screen_once_and_lines_wrap() {
+        let mut whole = crate::args::command();
+        for (screen, path) in [(&PROGRAM, &[][..]), (&CTL, &["ctl"])] {
+            let command = path
+                .iter()
+                .fold(&mut whole, |whole, name| whole.find_subcommand_mut(name).unwrap());
+            let shown = command.get_subcommands().filter(|one| !one.is_hide_set());
+            let all: BTreeSet<_> = shown.map(|one| one.get_name().to_owned()).collect();
+            let groups = screen.groups.iter().flat_map(|(_, names)| *names);
+            let named: Vec<_> = groups.chain(screen.scripts).collect();
+            let set: BTreeSet<_> = named.iter().map(|name| (**name).to_owned()).collect();
+            assert_eq!(set.len(), named.len());
+            assert_eq!(set, all);
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("\nExamples"), "{help}");
+            let longest = help.lines().map(|line| line.chars().count()).max();
+            assert!(longest <= Some(WIDTH), "{longest:?}: {help}");
+            let narrow = screen
+                .of("ssntp", command.clone(), 60)
+                .render_long_help()
+                .to_string();
+            let groups = narrow.split("Options:").next().unwrap();
+            let groups = groups.split_once("Set up:").unwrap().1;
+            assert!(groups.lines().all(|line| line.chars().count() <= 60), "{groups}");
+        }
+    }
+}
