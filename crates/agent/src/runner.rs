@@ -406,14 +406,16 @@ impl Runner {
                             );
                         }
                     }
+                    // A frame must not overtake one before it.
+                    Action::Send(frame) if !unsent.is_empty() => unsent.push(frame),
                     Action::Send(frame) => {
                         self.reports += u64::from(frame.kind() == Command::STATS);
                         unsent.extend(uplink.send(frame).err());
                     }
                 }
             }
-            for frame in unsent {
-                self.control.handle(now(), Input::Unsent(frame));
+            if !unsent.is_empty() {
+                self.control.handle(now(), Input::Unsent(unsent));
             }
         }
     }

@@ -42,8 +42,8 @@ pub enum Step {
     Disconnected,
     /// A frame was received.
     Frame(Frame),
-    /// A frame could not be sent.
-    Unsent(Frame),
+    /// Frames could not be sent, in this order.
+    Unsent(Vec<Frame>),
     /// [`SteppedAgent::deadline`] has passed.
     Tick,
 }
@@ -100,7 +100,7 @@ impl SteppedAgent {
             },
             Step::Disconnected => Input::Disconnected,
             Step::Frame(frame) => Input::Frame(frame),
-            Step::Unsent(frame) => Input::Unsent(frame),
+            Step::Unsent(frames) => Input::Unsent(frames),
             Step::Tick => Input::Tick,
         }];
         while !inputs.is_empty() {

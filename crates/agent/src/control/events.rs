@@ -48,8 +48,8 @@ pub(crate) enum Input {
     Disconnected,
     /// A frame of the scheduler.
     Frame(Frame),
-    /// A frame could not be sent: there is no session, or no room in the client's queue.
-    Unsent(Frame),
+    /// Frames could not be sent, in this order: there is no session, or no room in the client's queue.
+    Unsent(Vec<Frame>),
     /// The outcome of a job.
     Done(Done),
     /// An instance ended.
@@ -63,7 +63,7 @@ pub(crate) enum Input {
 /// The outcome of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// The instance is about to be killed, because it breaks a rule of its node.
+    /// The instance has to be killed, because it breaks a rule of its node.
     Condemned {
         instance: Uuid,
         handle: RunId,

@@ -542,13 +542,17 @@ impl Instances {
         }
     }
 
-    /// The instance is about to be killed, because it breaks a rule of its node. Its end follows, and
-    /// keeps this reason.
-    pub(super) fn handle_condemned(&mut self, id: Uuid, handle: &RunId, why: &str) {
+    /// Kills the instance, because it breaks a rule of its node. Its end keeps this reason.
+    pub(super) fn handle_condemned(&mut self, id: Uuid, handle: &RunId, why: &str, out: &mut Outbox) {
         let instance = self.all.get_mut(&id);
         // The reason is not for a later run, which may have begun meanwhile.
-        if let Some(instance) = instance.filter(|it| it.record.handle().as_ref() == Some(handle)) {
+        let instance = instance.filter(|it| it.is_up() && it.record.handle().as_ref() == Some(handle));
+        if let Some(instance) = instance {
+            warn!("{}: instance {id}: {why}: it is killed", out.node());
             instance.record.detail = excerpt(why).to_string();
+            if let Some((driver, running)) = instance.running() {
+                out.job(Job::Kill(driver, running));
+            }
         }
     }
 

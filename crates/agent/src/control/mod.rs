@@ -201,7 +201,7 @@ impl Control {
                 out.act(Action::Stream(StreamOrder::CloseAll));
             }
             Input::Frame(frame) => self.frame(now, &frame),
-            Input::Unsent(frame) => out.handle_unsent(now, frame),
+            Input::Unsent(frames) => out.handle_unsent(now, frames),
             Input::Done(done) => self.done(now, done),
             Input::Ended(ended) => {
                 self.ended(now, ended);
@@ -319,7 +319,7 @@ impl Control {
                 instance,
                 handle,
                 why,
-            } => instances.handle_condemned(instance, &handle, &why),
+            } => instances.handle_condemned(instance, &handle, &why, out),
             Done::Launched { instance, result } => {
                 match result {
                     Ok((handle, began)) => instances.handle_launched(now, instance, &handle, began, out),

@@ -99,9 +99,9 @@ impl Outbox {
         self.parked.len()
     }
 
-    /// The time of [`handle_retry`](Self::handle_retry). No frame can be sent without a session, so
-    /// parked frames do not wake an agent that has none. `lacks_status` is true if the node has a
-    /// status to announce.
+    /// The time at which the status and the parked frames are sent again. No frame can be sent without a
+    /// session, so parked frames do not wake an agent that has none. `lacks_status` is true if the node
+    /// has a status to announce.
     pub(super) fn next_deadline(&self, lacks_status: bool) -> Option<Instant> {
         let waits = !self.parked.is_empty() || (lacks_status && self.announced.is_none());
         (self.connected && waits).then_some(self.retry_due)
@@ -118,6 +118,10 @@ impl Outbox {
 
     pub(super) fn handle_connected(&mut self) {
         self.connected = true;
+        // InvalidConfiguration answers a CONFIGURE of the session that ended; a new session begins
+        // with a configuration of its own.
+        self.parked
+            .retain(|frame| frame.kind() != ErrorCode::INVALID_CONFIGURATION);
     }
 
     pub(super) fn handle_disconnected(&mut self) {
@@ -125,12 +129,13 @@ impl Outbox {
     }
 
     /// Says again what the session before may have lost, and then sends the parked frames. The failures
-    /// come first, because they are older.
+    /// come first, because they are older. A failure that is parked is sent once.
     pub(super) fn repeat(&mut self, now: Instant) {
         self.failed
             .retain(|failed| now.saturating_duration_since(failed.at) < REPEATED);
-        let again = self.failed.iter().map(|failed| failed.failure.clone());
-        self.actions.extend(again.map(Action::Send));
+        let again = self.failed.iter().map(|failed| &failed.failure);
+        let again = again.filter(|failure| !self.parked.contains(failure));
+        self.actions.extend(again.cloned().map(Action::Send));
         self.send_parked();
     }
 
@@ -138,24 +143,21 @@ impl Outbox {
         self.actions.extend(self.parked.drain(..).map(Action::Send));
     }
 
-    /// Handles a frame that could not be sent.
-    pub(super) fn handle_unsent(&mut self, now: Instant, frame: Frame) {
+    /// Handles frames that could not be sent, in their order.
+    pub(super) fn handle_unsent(&mut self, now: Instant, frames: Vec<Frame>) {
         self.retry_due = now + RETRY;
-        if frame.kind().frame_type == FrameType::STATUS {
-            // The present status is sent at `retry_due`.
-            self.announced = None;
-        } else if frame.kind() != Command::STATS {
-            // The next STATS replace unsent ones.
-            self.park(now, frame);
+        for frame in frames {
+            if frame.kind().frame_type == FrameType::STATUS {
+                // The present status is sent at `retry_due`.
+                self.announced = None;
+            } else if frame.kind() != Command::STATS {
+                // The next STATS replace unsent ones.
+                self.park(now, frame);
+            }
         }
     }
 
     fn park(&mut self, now: Instant, frame: Frame) {
-        // InvalidConfiguration answers a CONFIGURE of the session that ended; a new session begins
-        // with a configuration of its own.
-        if frame.kind() == ErrorCode::INVALID_CONFIGURATION {
-            return;
-        }
         if self.parked.len() >= MAX_PARKED {
             let dropped = self.parked.pop_front();
             let kind = dropped.map(|frame| frame.kind().to_string()).unwrap_or_default();
@@ -175,9 +177,10 @@ impl Outbox {
         self.act(Action::Job(job));
     }
 
-    /// Sends a frame that must not be lost: now if there is a session, otherwise in the next one.
+    /// Sends a frame that must not be lost: now if there is a session, otherwise in the next one. It
+    /// overtakes no parked frame, because the end of an instance, for example, follows its stop.
     pub(super) fn report(&mut self, now: Instant, frame: Frame) {
-        if self.connected {
+        if self.connected && self.parked.is_empty() {
             self.act(Action::Send(frame));
         } else {
             self.park(now, frame);

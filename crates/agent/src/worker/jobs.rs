@@ -77,7 +77,7 @@ impl Pool {
                 let mut usages = Vec::new();
                 for (driver, subjects) in &subjects {
                     for (subject, usage) in subjects.iter().zip(driver.measure(subjects)) {
-                        self.limit_disk(&**driver, subject, &usage);
+                        self.limit_disk(subject, &usage);
                         usages.push((subject.place.instance(), usage));
                     }
                 }
@@ -242,8 +242,8 @@ impl Pool {
         }
     }
 
-    /// Kills an instance whose directory `work` is larger than the policy's `disk_mb`.
-    fn limit_disk(&self, driver: &dyn Driver, subject: &Measurable, usage: &Usage) {
+    /// Has an instance killed whose directory `work` is larger than the policy's `disk_mb`.
+    fn limit_disk(&self, subject: &Measurable, usage: &Usage) {
         let (Some(most), Some(handle)) = (self.policy.disk_mb, &subject.handle) else {
             return;
         };
@@ -263,20 +263,12 @@ impl Pool {
                 );
             }
         };
-        let running = Running {
-            place: subject.place.clone(),
-            handle: handle.clone(),
-        };
-        let instance = subject.place.instance();
-        warn!("instance {instance}: {why}: it is killed");
-        // The reason is reported before the kill, because it explains the end.
-        let handle = handle.clone();
+        // A worker kills it after its earlier jobs, which may be slow.
         self.done(Done::Condemned {
-            instance,
-            handle,
+            instance: subject.place.instance(),
+            handle: handle.clone(),
             why,
         });
-        warn_of(&running, "killed", driver.kill(&running));
     }
 
     /// The reason why the files of an instance are too large, if they are: those in its directory,

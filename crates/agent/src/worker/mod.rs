@@ -16,10 +16,10 @@
 //!
 //! | crew | jobs | places | most threads | if all threads are at slow jobs |
 //! |---|---|---|---|---|
-//! | prompt | ask to end, kill, watch, write records | 4 | 16 | further jobs wait |
-//! | launch | launch, copy images, make and attach volumes | 4 | 64 | STARTs are `pending`, until their limit |
+//! | prompt | ask to end, kill, watch, write records, remove networks | 4 | 16 | further jobs wait |
+//! | launch | launch, copy images, make, attach and detach volumes | 4 | 64 | STARTs are `pending`, until their limit |
 //! | remove | delete directories and volumes | 2 | 16 | further instances wait as `stopping` |
-//! | measure | measure the node and its tunnels | 1 | 1 | STATS are sent with the last figures |
+//! | measure | measure the node, its tunnels and its instances | 1 | 1 | STATS are sent with the last figures |
 //!
 //! The queues have no limit of their own: the state machine gives a job only if an instance changes,
 //! and it limits the number of instances.

@@ -203,9 +203,7 @@ impl Member {
             Err(e) => {
                 // The number of frames that the server has received is unknown, so the agent
                 // keeps all frames that must not be lost.
-                for frame in frames {
-                    self.agent.step(now(), Step::Unsent(frame));
-                }
+                self.agent.step(now(), Step::Unsent(frames));
                 self.lose(&e.to_string(), shared);
             }
         }

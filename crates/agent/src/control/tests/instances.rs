@@ -74,6 +74,8 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
             why: why.into(),
         }));
     }
+    let kills = stage.jobs.iter().filter(|job| matches!(job, Job::Kill(..)));
+    assert_eq!(kills.count(), 1, "the later run is not killed");
     stage.end(ONE, 137);
     let ended = reported(&stage);
     assert_eq!((ended.exit_code, ended.labels["tier"].as_str()), (137, "front"));

@@ -27,7 +27,7 @@ fn a_new_session_gets_the_status_then_held_frames_then_stats() {
 #[test]
 fn events_and_the_status_that_found_no_room_are_sent_again() {
     let mut stage = Stage::new();
-    for frame in [
+    stage.feed(Input::Unsent(vec![
         Frame::of(&InstanceDeleted {
             instance_uuid: ONE.into(),
             ..Default::default()
@@ -37,9 +37,7 @@ fn events_and_the_status_that_found_no_room_are_sent_again() {
             node_uuid: NODE.into(),
             ..Stats::default()
         }),
-    ] {
-        stage.feed(Input::Unsent(frame));
-    }
+    ]));
     assert!(stage.sent.is_empty(), "the queue has no room yet");
     assert!(stage.control.next_deadline() <= stage.now + RETRY);
     stage.pass(RETRY);
@@ -51,7 +49,7 @@ fn events_and_the_status_that_found_no_room_are_sent_again() {
     // No status is due during an evacuation, so nothing wakes the agent again and again.
     stage.run(&start(ONE));
     stage.send(&evacuate());
-    stage.feed(Input::Unsent(Frame::new(Status::READY)));
+    stage.feed(Input::Unsent(vec![Frame::new(Status::READY)]));
     stage.pass(RETRY);
     stage.sent.clear();
     stage.pass(RETRY);
@@ -63,6 +61,54 @@ fn events_and_the_status_that_found_no_room_are_sent_again() {
         stage.send(&stop(TWO));
     }
     assert_eq!(stage.control.outbox.parked(), MAX_PARKED);
+}
+
+#[test]
+fn a_frame_does_not_overtake_those_that_wait_for_room() {
+    let mut stage = Stage::new();
+    let stopped = Frame::of(&InstanceStopped {
+        instance_uuid: TWO.into(),
+        ..Default::default()
+    });
+    stage.feed(Input::Unsent(vec![stopped]));
+    stage.run(&start(ONE));
+    stage.send(&stop(ONE));
+    stage.end(ONE, 0);
+    stage.removed(ONE);
+    stage.nothing::<InstanceDeleted>();
+    stage.pass(RETRY);
+    let kinds = stage.kinds();
+    let place = |kind: &str| kinds.iter().position(|it| it == kind).unwrap();
+    assert!(place("InstanceStopped") < place("InstanceDeleted"), "{kinds:?}");
+}
+
+#[test]
+fn a_failed_start_that_found_no_room_is_reported_once_in_the_next_session() {
+    let mut stage = Stage::new();
+    let mut bad = start(ONE);
+    bad.dir = "bad".into();
+    stage.send(&bad);
+    let failure = Frame::of(&stage.next::<StartFailure>());
+    stage.feed(Input::Unsent(vec![failure.clone()]));
+    stage.feed(Input::Disconnected);
+    stage.sent.clear();
+    stage.connect();
+    assert_eq!(stage.sent.iter().filter(|frame| **frame == failure).count(), 1);
+}
+
+#[test]
+fn the_refusal_of_a_configuration_ends_with_its_session() {
+    let mut stage = Stage::new();
+    stage.raw(Command::CONFIGURE, "configure: 7");
+    let refusal = stage.sent.pop_back().unwrap();
+    assert_eq!(refusal.kind(), ssntp::proto::ErrorCode::INVALID_CONFIGURATION);
+    stage.feed(Input::Unsent(vec![refusal.clone()]));
+    stage.pass(RETRY);
+    assert_eq!(stage.sent.pop_back(), Some(refusal.clone()));
+    stage.feed(Input::Unsent(vec![refusal]));
+    stage.feed(Input::Disconnected);
+    stage.connect();
+    assert!(!stage.kinds().contains(&"InvalidConfiguration".to_owned()));
 }
 
 #[test]
