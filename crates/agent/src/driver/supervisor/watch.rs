@@ -17,6 +17,8 @@ use super::super::{EndSink, Ended, Running};
 use super::cgroup::Cgroups;
 use super::leftovers::kill_leftovers;
 use super::{UnixStream, exit_of, is_alive, reach, timespec};
+use ssntp_cluster::clock::now;
+use ssntp_transport::LogLimit;
 use ssntp_transport::threads::{self, Joined};
 
 /// The pause between two looks for the supervisor of a run without a connection. The first looks
@@ -88,14 +90,14 @@ impl Drop for Watch {
 }
 
 fn watch(wake: &OwnedFd, added: &Receiver<Watched>) {
-    let mut watched = Vec::new();
+    let (mut watched, mut log) = (Vec::new(), LogLimit::default());
     loop {
         match added.try_recv() {
             Ok(run) => watched.push(run),
             Err(TryRecvError::Disconnected) => return,
             Err(TryRecvError::Empty) => {
                 watched.retain_mut(Watched::step);
-                wait(wake, &mut watched);
+                wait(wake, &mut watched, &mut log);
             }
         }
     }
@@ -103,7 +105,7 @@ fn watch(wake: &OwnedFd, added: &Receiver<Watched>) {
 
 /// Waits for an event, and reads the lines of supervisors. Only the end of a connection matters,
 /// so the content of the lines is ignored.
-fn wait(wake: &OwnedFd, watched: &mut [Watched]) {
+fn wait(wake: &OwnedFd, watched: &mut [Watched], log: &mut LogLimit<()>) {
     let looks = watched
         .iter()
         .filter(|w| w.stream.is_none())
@@ -125,11 +127,14 @@ fn wait(wake: &OwnedFd, watched: &mut [Watched]) {
         Err(e) => {
             // There are too many descriptors for one poll, so all connections are read at
             // intervals.
-            warn!("watching instances: {e}");
+            if let Some(more) = log.admit((), "poll", now()) {
+                warn!("watching instances: {e}{more}");
+            }
             let _ = poll(
                 &mut [PollFd::new(wake, PollFlags::IN)],
                 timespec(LOOK_AROUND).as_ref(),
             );
+            let _ = rustix::io::read(wake, &mut [0; 8]);
             watched.iter_mut().for_each(Watched::read);
             return;
         }
@@ -192,5 +197,73 @@ impl Watched {
             exit: exit_of(place),
         });
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::driver::{InstanceDir, RunId};
+
+    const CHILD: &str = "SSNTP_TEST_WATCH";
+
+    /// The next test runs this test in a process of its own.
+    #[test]
+    fn watch_more_than_one_poll_takes() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let cgroups = Cgroups::None;
+        let (mut peers, mut watched) = (Vec::new(), Vec::new());
+        for _ in 0..50 {
+            let (stream, peer) = UnixStream::pair().unwrap();
+            stream.set_nonblocking(true).unwrap();
+            peers.push(peer);
+            watched.push(Watched {
+                running: Running {
+                    place: InstanceDir::new(Uuid::nil(), "/nothing"),
+                    handle: RunId::default(),
+                },
+                stream: Some(stream),
+                child: None,
+                cgroups: cgroups.clone(),
+                sink: Arc::new(|_| {}),
+                looks: 0,
+            });
+        }
+        let few = Rlimit {
+            current: Some(40),
+            maximum: Some(40),
+        };
+        setrlimit(Resource::Nofile, few).unwrap();
+        rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
+        wait(&wake, &mut watched, &mut LogLimit::default());
+        let again = rustix::io::read(&wake, &mut [0; 8]);
+        assert_eq!(
+            again,
+            Err(rustix::io::Errno::AGAIN),
+            "the next wait would not wait"
+        );
+        drop(peers);
+    }
+
+    #[test]
+    fn a_wake_up_is_used_up_although_there_are_too_many_descriptors_for_one_poll() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "driver::supervisor::watch::tests::watch_more_than_one_poll_takes",
+            ])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
 }
