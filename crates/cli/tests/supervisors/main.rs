@@ -263,6 +263,19 @@ fn a_supervisor_whose_agent_died_before_go_runs_nothing() {
     assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
 }
 
+/// The process that becomes the program needs more memory for these words than the limit leaves it.
+#[test]
+fn a_run_whose_first_process_dies_before_the_program_has_failed() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    stage.start.requirements.mem_mb = 1;
+    let long = vec!["x".repeat(1 << 16); 20];
+    let words: Vec<_> = std::iter::once("true")
+        .chain(long.iter().map(String::as_str))
+        .collect();
+    let error = stage.try_launch(&words, &mut |_| Ok(())).unwrap_err();
+    assert!(error.why.contains("ended without a reason"), "{error}");
+}
+
 /// A program that cannot be executed is reported with its path and the reason.
 #[test]
 fn a_program_that_cannot_be_executed_fails_with_the_reason() {

@@ -33,6 +33,10 @@ use super::state::State;
 use super::user_of;
 use crate::driver::Refused;
 
+/// The line by which the process says that it executes the program now. If the connection ends before it,
+/// the program has not run.
+pub(super) const ENTERED: &[u8] = b"\n";
+
 /// Becomes the program, or sends the error to the supervisor.
 pub(super) fn enter() -> ExitCode {
     // Unlike the standard input, the copy is closed when the program is executed.
@@ -41,24 +45,28 @@ pub(super) fn enter() -> ExitCode {
     };
     let mut supervisor = UnixStream::from(supervisor);
     let error = match Order::read(&supervisor) {
-        Ok(order) => become_program(&order),
+        // If it cannot be written, the supervisor has ended, and this process with it.
+        Ok(order) => become_program(&order, || drop(supervisor.write_all(ENTERED))),
         Err(e) => Refused::io("its order", &e),
     };
     let _ = supervisor.write_all(State::Failed(error).line().as_bytes());
     ExitCode::FAILURE
 }
 
-fn become_program(order: &Order) -> Refused {
+/// Becomes the program. `on_entered` is called when nothing is left to do but to execute it.
+fn become_program(order: &Order, on_entered: impl FnOnce()) -> Refused {
     if let Err(error) = prepare(order) {
         return error;
     }
     stop_ignoring_signals();
-    let error = Command::new(&order.exec.program)
+    let mut command = Command::new(&order.exec.program);
+    command
         .args(&order.exec.arguments)
         .env_clear()
         .envs(order.exec.env.iter().map(|(name, value)| (name, value)))
-        .stdin(Stdio::null())
-        .exec();
+        .stdin(Stdio::null());
+    on_entered();
+    let error = command.exec();
     let path = order.exec.env.iter().find(|(name, _)| name == "PATH");
     let path = path.map(|(_, path)| path.as_os_str());
     match find_program(&order.exec.program, path, order.exec.dir.as_ref()) {

@@ -30,6 +30,7 @@ use rustix::process::{
 use rustix::thread::{set_name, set_no_new_privs};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
+use super::enter::ENTERED;
 use super::logs::{Log, Output, PAUSE};
 use super::order::Order;
 use super::procfs;
@@ -95,7 +96,7 @@ struct Supervisor {
     leader: Option<Pid>,
     /// The process that becomes the program reports an error here, if it fails.
     entering: Option<UnixStream>,
-    /// The error that this process has reported.
+    /// What this process has reported: [`ENTERED`], and an error if the program does not run.
     complaint: Vec<u8>,
     /// The number of processes in the control group that were killed for memory before the run.
     killed_for_memory: u64,
@@ -267,7 +268,7 @@ impl Supervisor {
         self.outputs.iter_mut().for_each(Output::drain);
         // With a complaint, the exit code is that of the process that could not become the program.
         let state = match end {
-            _ if !self.complaint.is_empty() => self.failure(),
+            _ if self.complaint != ENTERED => self.failure(),
             Some((status, ended)) => State::Ended(self.exit(status, ended)),
             None => State::Ended(Exit::default()),
         };
@@ -317,20 +318,21 @@ impl Supervisor {
         let Some(stream) = &mut self.entering else { return };
         let mut piece = [0; super::state::LINE];
         match stream.read(&mut piece) {
-            Ok(0) => {
+            Ok(length @ 1..) => self.complaint.extend(piece.iter().take(length)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            // An error means that the process has ended without having read its order.
+            Ok(0) | Err(_) => {
                 self.entering = None;
-                if self.complaint.is_empty() {
+                if self.complaint == ENTERED {
                     self.send_state();
                 }
             }
-            Ok(length) => self.complaint.extend(piece.iter().take(length)),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => self.entering = None,
         }
     }
 
     fn failure(&self) -> State {
-        let state = std::str::from_utf8(&self.complaint).ok().and_then(State::parse);
+        let complaint = std::str::from_utf8(&self.complaint).ok();
+        let state = complaint.and_then(|text| State::parse(text.trim_start()));
         let why = "the process that should become the program ended without a reason";
         state.unwrap_or_else(|| State::Failed(Refused::launch(why)))
     }
