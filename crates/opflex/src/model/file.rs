@@ -38,22 +38,34 @@ impl Format {
 }
 
 impl ManagedObject {
-    /// Reads a file with an array of objects in the form of messages, such as the policy file of
-    /// agent-ovs's `opflex_server`. Objects without members are skipped, because the policy file
+    /// Reads the text of an array of objects in the form of messages, such as that of the policy file
+    /// of agent-ovs's `opflex_server`. Objects without members are skipped, because the policy file
     /// in the container of agent-ovs has one.
     pub fn read_all(text: &[u8], format: Format) -> Result<Vec<Self>, FileError> {
         let error = match format.read(text) {
             Ok(objects) => return Ok(objects),
             Err(error) => error,
         };
-        let Ok(mut values) = format.read::<Vec<serde_json::Value>>(text) else {
+        let values: Vec<serde_json::Value> = format.read(text).unwrap_or_default();
+        let is_empty = |value: &serde_json::Value| value.as_object().is_some_and(serde_json::Map::is_empty);
+        if !values.iter().any(is_empty) {
             return Err(error);
-        };
-        values.retain(|value| value.as_object().is_none_or(|members| !members.is_empty()));
-        serde_json::from_value(values.into()).map_err(|_| error)
+        }
+        // The error above may be about an object without members.
+        let values = values.into_iter().enumerate();
+        let objects = values.filter(|(_, value)| !is_empty(value)).map(|(n, value)| {
+            serde_json::from_value(value).map_err(|error| {
+                let why = format!("object {}: {error}", n + 1);
+                match format {
+                    Format::Json => FileError::Json(why),
+                    Format::Yaml => FileError::Yaml(why),
+                }
+            })
+        });
+        objects.collect()
     }
 
-    /// Writes a file that [`read_all`](Self::read_all) reads.
+    /// The text of these objects, which [`read_all`](Self::read_all) reads.
     pub fn write_all(objects: &[Self], format: Format) -> Result<String, FileError> {
         match format {
             Format::Json => serde_json::to_string_pretty(objects)
@@ -113,6 +125,15 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(error.contains("line") || error.contains("anchor"), "{error}");
+        }
+        for (text, format) in [
+            (r#"[{}, {"subject": "a", "uri": 7}]"#, Format::Json),
+            ("- {}\n- {subject: a, uri: 7}\n", Format::Yaml),
+        ] {
+            let error = ManagedObject::read_all(text.as_bytes(), format)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("object 2") && error.contains('7'), "{error}");
         }
     }
 
