@@ -6,7 +6,7 @@
 //!     ^                  │                       │    │            │
 //!     └──────────────────┴───── failure ─────────┴────│────────────┘
 //!     │                                               │ lists only other servers
-//!     └───────── all servers are parked ──────── Parked
+//!     └───── no other server can be used ─────── Parked
 //! ```
 //!
 //! A server is identified by the characters of its address; an IPv6 address may have or
@@ -17,8 +17,8 @@
 //!
 //! A learned server is removed when no list has it any more. After some failures in a row
 //! it is given up: it is removed, unless the list of a ready server has it. In that case it
-//! is dialled from time to time, and the health does not depend on it. If all servers are
-//! parked, the element begins again with the configured servers.
+//! is dialled from time to time, and the health does not depend on it. If servers are parked, and
+//! all others have failed, the element begins again with the configured servers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -306,11 +306,14 @@ impl Pool {
         connections
     }
 
-    /// Sets the time to begin again with the configured servers if all servers are parked.
-    /// Call it after each event.
+    /// Sets the time to begin again with the configured servers if no server can be used and some are
+    /// parked. Call it after each event.
     pub(super) fn settle(&mut self, settings: &ElementSettings, now: Instant) {
+        let is_parked = |peer: &KnownServer| matches!(peer.stage, Stage::Parked);
+        let has_failed =
+            |peer: &KnownServer| matches!(peer.stage, Stage::Waiting { .. } if peer.failures > 0);
         let mut peers = self.peers.values();
-        if self.peers.is_empty() || !peers.all(|peer| matches!(peer.stage, Stage::Parked)) {
+        if !self.peers.values().any(is_parked) || !peers.all(|peer| is_parked(peer) || has_failed(peer)) {
             self.fallback = None;
             return;
         }

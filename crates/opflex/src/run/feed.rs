@@ -251,7 +251,7 @@ impl Feed {
 }
 
 impl Reader {
-    /// True if the position is behind this URI, so the object at this URI has been sent.
+    /// True if the position has gone past this URI, so the object at this URI has been sent.
     fn has_passed(&self, what: Store, uri: &Uri) -> bool {
         // Policy is sent first, so a reader that is getting endpoints has all policy.
         self.at.as_ref().is_none_or(|(at, cursor)| {

@@ -1,5 +1,6 @@
 //! The updates for an edit.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
@@ -146,19 +147,16 @@ impl<'a> TreeUpdate<'a> {
     /// Splits the update so that the length of a message has a limit. Deletions are sent first,
     /// because a created object may have the URI of a deleted one, and each class in messages of its
     /// own: libopflex refuses the rest of a message at the first class that it does not know.
-    fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
+    fn pieces(mut self, of: Store, limits: &ServerLimits) -> Vec<Self> {
         let merge = self.merge_children.unwrap_or_default();
-        let mut classes: Vec<Vec<Deletion>> = Vec::new();
-        let mut place_of: HashMap<Name, usize> = HashMap::new();
-        for deletion in self.delete {
-            let place = place_of.entry(deletion.subject.clone()).or_insert(classes.len());
-            if *place == classes.len() {
-                classes.push(Vec::new());
-            }
-            classes[*place].push(deletion);
-        }
+        // Children have longer paths than their parents. Within a depth the classes are together, so
+        // that they need few messages.
+        let depth = |deletion: &Deletion| deletion.uri.as_str().matches('/').count();
+        self.delete
+            .sort_by_cached_key(|deletion| Reverse((depth(deletion), deletion.subject.clone())));
         let len = |deletion: &Deletion| deletion.uri.as_str().len() + deletion.subject.len();
-        let deletes = classes.into_iter().flat_map(|class| cut(class, limits, len));
+        let classes = self.delete.chunk_by(|one, next| one.subject == next.subject);
+        let deletes = classes.flat_map(|class| cut(class.to_vec(), limits, len));
         let mut pieces: Vec<Self> = deletes
             .map(|delete| Self {
                 delete,

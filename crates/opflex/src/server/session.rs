@@ -27,7 +27,7 @@ pub struct SessionInfo {
     pub connection: ConnectionId,
     /// The address of the client.
     pub address: String,
-    /// The name. `None` until the client has sent its identity.
+    /// The name. `None` until the identity of the client was accepted.
     pub name: Option<Name>,
     /// Its roles.
     #[serde(rename = "role")]

@@ -35,7 +35,7 @@ pub struct ServerSettings {
     pub default_location: Option<String>,
     /// Refuses elements without a known location, with ELOCATION. Default false.
     pub require_location: bool,
-    /// Accepts elements with another protocol version, another domain or no name, as
+    /// Accepts elements with another protocol version, another domain, no name or no role, as
     /// libopflex does. Default false.
     pub lenient: bool,
     /// Uses the common name of an element's certificate as its name, and ignores the name that it

@@ -32,7 +32,7 @@ impl Cursor {
         }
     }
 
-    /// True if the URI is behind the position, in the part of the tree that the cursor reads.
+    /// True if the position has not reached the URI, which is in the part of the tree that the cursor reads.
     pub(crate) fn is_ahead(&self, uri: &Uri) -> bool {
         self.last.as_ref().is_none_or(|last| uri > last)
             && self.root.as_ref().is_none_or(|root| root.covers(uri))

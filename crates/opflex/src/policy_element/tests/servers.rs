@@ -125,6 +125,31 @@ fn servers_that_list_only_each_other_are_dialled_after_a_pause() {
 }
 
 #[test]
+fn a_server_that_lists_a_server_which_was_given_up_is_dialled_again() {
+    let mut world = World::new(settings(&["a:1", "b:1"]));
+    world.fail("a:1");
+    world.accept("b:1", &[], &["c:1"]);
+    for _ in 0..4 {
+        world.pass(0.0);
+        while world.dialling("c:1").is_none() {
+            world.pass(0.05);
+            if world.dialling("a:1").is_some() {
+                world.fail("a:1");
+            }
+        }
+        world.fail("c:1");
+    }
+    let given_up = world.now;
+    while world.dialling("b:1").is_none() {
+        world.pass(0.05);
+        if world.dialling("a:1").is_some() {
+            world.fail("a:1");
+        }
+        assert!((world.now - given_up).as_secs() < 20, "{:?}", states(&world));
+    }
+}
+
+#[test]
 fn a_server_is_used_only_if_its_list_has_the_dialled_address() {
     let mut world = World::new(settings(&["127.0.0.1:1"]));
     let connection = world.dialling("127.0.0.1:1").unwrap();

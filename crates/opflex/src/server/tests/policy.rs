@@ -380,6 +380,23 @@ fn deleted_objects_of_each_class_are_sent_in_a_message_of_their_own() {
 }
 
 #[test]
+fn children_are_deleted_before_their_parents_although_a_class_contains_itself() {
+    let mut world = world();
+    let client = world.element("pe1");
+    resolve(&mut world, client, "/class4/new/", 60);
+    let all = [
+        ("class4", "/class4/new/"),
+        ("class6", "/class4/new/class6/a/"),
+        ("class4", "/class4/new/class6/a/class4/b/"),
+    ];
+    world.put(all.map(|(class, uri)| object(class, uri, 1)).into());
+    world.messages_to(client);
+    world.delete("/class4/new/");
+    let children_first: Vec<_> = all.iter().rev().map(|(_, uri)| *uri).collect();
+    assert_eq!(deleted(&mut world, client), children_first);
+}
+
+#[test]
 fn an_object_that_gets_another_class_is_deleted_and_sent_again() {
     let mut world = world();
     let client = world.element("pe1");
