@@ -18,7 +18,7 @@ use super::leases::Leases;
 use super::mesh::Mesh;
 use super::plane::DataPlane;
 use super::tables::{PublicIp, Tables, Tunnel};
-use crate::links::{self, GROUP, Link, Route, TUNNEL, Underlay, delete, links, tunnel_name};
+use crate::links::{self, Address, GROUP, Link, Route, TUNNEL, Underlay, delete, links, tunnel_name};
 use crate::tools::elements;
 use crate::{TunnelConfig, tools};
 use ssntp_cluster::subnet::{MAX_KEY, gateway, ipv4, is_unicast, mac_of, subnet};
@@ -144,13 +144,24 @@ impl Routing {
 
     /// Makes the tunnels, routes and addresses that are wanted, and removes all others. Those that
     /// are right are not touched, so their packets are not interrupted.
+    ///
+    /// # Errors
+    /// The first error. All other parts are made, unless the filter cannot be made.
     fn settle(&mut self, wanted: &Wanted) -> Result<(), String> {
-        let Wanted { subnets, peers, .. } = wanted;
-        let device = &self.underlay.device;
         // The filter comes before tunnels and forwarding, so that no packet passes unfiltered.
         tools::nft(&self.table(wanted)).map_err(|why| format!("nft, which needs CAP_NET_ADMIN: {why}"))?;
-        set("ipv4/ip_forward", "1")?;
-        set("ipv4/conf/all/send_redirects", "0")?;
+        let made = set("ipv4/ip_forward", "1")
+            .and(set("ipv4/conf/all/send_redirects", "0"))
+            .and(self.settle_tunnels(wanted))
+            .and(self.settle_public_addresses(wanted))
+            .and(settle_flood_entries(wanted));
+        self.leases.serve(&wanted.subnets, &self.config);
+        made
+    }
+
+    /// Makes the tunnels to nodes and to the other concentrators, and the routes to the latter.
+    fn settle_tunnels(&self, wanted: &Wanted) -> Result<(), String> {
+        let Wanted { subnets, peers, .. } = wanted;
         let (local, TunnelConfig { mtu, port, .. }) = (self.underlay.ip, &self.config);
         let own = |subnet: &Ipv4Net| Ipv4Net::new_assert(gateway(*subnet), subnet.prefix_len());
         let tunnels = subnets
@@ -167,6 +178,7 @@ impl Routing {
         };
         let (right, wrong): (Vec<_>, Vec<_>) = links()?.into_iter().partition(is_right);
         delete(&wrong.into_iter().map(|link| link.ifname).collect::<Vec<_>>());
+        let there = links::addresses();
         let (mut batch, mut entries) = (String::new(), String::new());
         for (key, own, learns) in &tunnels {
             let (name, mac) = (tunnel_name(*key), mac_of(own.addr()));
@@ -178,31 +190,25 @@ impl Routing {
                      link set {name} addrgenmode none\n"
                 );
             }
+            // A subnet may have got another length, and kept the address of its gateway.
+            let there = there.iter().flatten().filter(|link| link.ifname == name);
+            for Address { local, prefixlen } in there.flat_map(|link| &link.addr_info) {
+                if (*local, *prefixlen) != (own.addr(), own.prefix_len()) {
+                    let _ = writeln!(batch, "addr del {local}/{prefixlen} dev {name}");
+                }
+            }
             let _ = write!(batch, "addr replace {own} dev {name}\nlink set {name} up\n");
         }
         let is_wanted = |route: &Route| peers.iter().any(|mesh| mesh.has(route));
-        for Route { dst, dev, .. } in peer_routes()?.iter().filter(|it| !is_wanted(it)) {
+        let routes = peer_routes();
+        for Route { dst, dev, .. } in routes.iter().flatten().filter(|it| !is_wanted(it)) {
             let _ = writeln!(batch, "route del {dst} dev {dev}");
         }
         if let Some(mesh) = peers {
             mesh.write(&mut batch, &mut entries);
         }
-        let (mac, there) = self.addresses()?;
-        let public: BTreeSet<_> = wanted.public.keys().copied().collect();
-        for public in public.difference(&there) {
-            let _ = writeln!(batch, "addr add {public}/32 dev {device}");
-        }
-        if !public.is_subset(&there) {
-            // The kernel announces all addresses of an interface when its MAC address is set, even to
-            // the same one. Other hosts may still know the former holder of an address.
-            set(&format!("ipv4/conf/{device}/arp_notify"), "1")?;
-            let _ = writeln!(batch, "link set {device} address {mac}");
-        }
-        for public in there.difference(&public) {
-            let _ = writeln!(batch, "addr del {public}/32 dev {device}");
-        }
         // An error for one tunnel does not affect the others.
-        let mut made = tools::anyway("ip", &batch);
+        let mut made = there.and(routes).and(tools::anyway("ip", &batch));
         for name in subnets.keys().map(|key| tunnel_name(*key)) {
             // The tunnel answers ARP for all addresses of its subnet except its own, and forwards
             // packets through the link on which they arrived, without ICMP redirects.
@@ -211,24 +217,28 @@ impl Routing {
             // The default delays the first packet to each instance by up to 0.8 s.
             made = made.and(set(&format!("ipv4/neigh/{name}/proxy_delay"), "0"));
         }
-        let there: Vec<Entry> = tools::json("bridge", &["fdb", "show"])?;
-        let there = there
-            .into_iter()
-            .filter(|entry| entry.mac == ALL && entry.ifname.starts_with(TUNNEL));
-        let there: BTreeSet<_> = there
-            .filter_map(|entry| Some((entry.ifname, entry.dst?)))
-            .collect();
-        let nodes = wanted.nodes.iter().map(|(key, node)| (tunnel_name(*key), *node));
-        let nodes: BTreeSet<_> = nodes.collect();
-        for (name, node) in nodes.difference(&there) {
-            let _ = writeln!(entries, "fdb append {ALL} dev {name} dst {node}");
+        made.and(tools::anyway("bridge", &entries))
+    }
+
+    fn settle_public_addresses(&self, wanted: &Wanted) -> Result<(), String> {
+        let device = &self.underlay.device;
+        let mut batch = String::new();
+        let (mac, there) = self.addresses()?;
+        let public: BTreeSet<_> = wanted.public.keys().copied().collect();
+        for public in public.difference(&there) {
+            let _ = writeln!(batch, "addr add {public}/32 dev {device}");
         }
-        for (name, node) in there.difference(&nodes) {
-            let _ = writeln!(entries, "fdb del {ALL} dev {name} dst {node}");
+        let mut made = Ok(());
+        if !public.is_subset(&there) {
+            // The kernel announces all addresses of an interface when its MAC address is set, even to
+            // the same one. Other hosts may still know the former holder of an address.
+            made = set(&format!("ipv4/conf/{device}/arp_notify"), "1");
+            let _ = writeln!(batch, "link set {device} address {mac}");
         }
-        made = made.and(tools::anyway("bridge", &entries));
-        self.leases.serve(subnets, &self.config);
-        made
+        for public in there.difference(&public) {
+            let _ = writeln!(batch, "addr del {public}/32 dev {device}");
+        }
+        made.and(tools::anyway("ip", &batch))
     }
 
     /// The whole filter and the address maps, which nft replaces in one step. Counters are kept.
@@ -378,6 +388,27 @@ fn answers(ip: Ipv4Addr, device: &str) -> Result<bool, String> {
     let ip = ip.to_string();
     let known: Vec<serde_json::Value> = tools::json("ip", &["neigh", "show", "to", &ip, "dev", device])?;
     Ok(known.iter().any(|host| host.get("lladdr").is_some()))
+}
+
+/// Makes the entries by which broadcasts reach the nodes.
+fn settle_flood_entries(wanted: &Wanted) -> Result<(), String> {
+    let there: Vec<Entry> = tools::json("bridge", &["fdb", "show"])?;
+    let there = there
+        .into_iter()
+        .filter(|entry| entry.mac == ALL && entry.ifname.starts_with(TUNNEL));
+    let there: BTreeSet<_> = there
+        .filter_map(|entry| Some((entry.ifname, entry.dst?)))
+        .collect();
+    let nodes = wanted.nodes.iter().map(|(key, node)| (tunnel_name(*key), *node));
+    let nodes: BTreeSet<_> = nodes.collect();
+    let mut entries = String::new();
+    for (name, node) in nodes.difference(&there) {
+        let _ = writeln!(entries, "fdb append {ALL} dev {name} dst {node}");
+    }
+    for (name, node) in there.difference(&nodes) {
+        let _ = writeln!(entries, "fdb del {ALL} dev {name} dst {node}");
+    }
+    tools::anyway("bridge", &entries)
 }
 
 /// The routes to peers that this namespace has.

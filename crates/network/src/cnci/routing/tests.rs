@@ -4,6 +4,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 
+use nix::sched::{CloneFlags, unshare};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::*;
@@ -75,6 +76,45 @@ fn a_tunnel_that_failed_halfway_is_made_at_the_next_attempt() {
         assert_eq!(links().unwrap().len(), 1);
         routing.apply(&Tables::default()).unwrap();
         assert_eq!(links().unwrap().len(), 0);
+    });
+}
+
+#[test]
+fn a_part_that_cannot_be_made_leaves_no_other_part_out() {
+    alone(|| {
+        unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).unwrap();
+        let setting = "/proc/sys/net/ipv4/ip_forward";
+        for arguments in [
+            &["--make-rprivate", "/"][..],
+            &["--bind", setting, setting],
+            &["-o", "remount,bind,ro", setting],
+        ] {
+            assert!(Command::new("mount").args(arguments).status().unwrap().success());
+        }
+        let mut routing = routing();
+        let mut tables = nodes(&["10.0.0.7"]);
+        tables.public_ips = vec![public("172.16.0.5")];
+        let error = routing.apply(&tables).unwrap_err();
+        assert!(error.contains("ip_forward"), "{error}");
+        assert_eq!(routing.addresses().unwrap().1.len(), 1);
+        let entries: serde_json::Value = tools::json("bridge", &["fdb", "show"]).unwrap();
+        assert!(entries.to_string().contains("10.0.0.7"), "{entries}");
+    });
+}
+
+#[test]
+fn a_subnet_that_gets_another_length_leaves_no_address_of_the_former_one() {
+    alone(|| {
+        let mut routing = routing();
+        let mut tables = nodes(&["10.0.0.7"]);
+        for length in [24, 28, 24] {
+            tables.tunnels[0].subnet = format!("172.16.0.0/{length}");
+            routing.apply(&tables).unwrap();
+            let links = links::addresses().unwrap().into_iter();
+            let addresses = links.filter(|link| link.ifname == tunnel_name(1));
+            let lengths = addresses.flat_map(|link| link.addr_info).map(|it| it.prefixlen);
+            assert_eq!(lengths.collect::<Vec<_>>(), [length]);
+        }
     });
 }
 
