@@ -381,6 +381,26 @@ fn another_program_is_reported_as_such() {
 }
 
 #[test]
+fn an_endpoint_that_hangs_on_a_kept_connection_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let peer = threads::spawn("peer", move || {
+        let mut stream = BufReader::new(listener.accept().unwrap().0);
+        let mut line = String::new();
+        while stream.read_line(&mut line).unwrap() > 2 {
+            line.clear();
+        }
+        stream.get_mut().write_all(ALIVE.as_bytes()).unwrap();
+        stream
+    });
+    let mut engine = client(&format!("etcd://{at}"));
+    let mut ask = || engine.ask(&Request::KeepAlive(Lease(7)));
+    assert_eq!(ask(), Ok(Answer::Alive(true)));
+    let _stream = peer.unwrap().join().unwrap();
+    assert_eq!(ask(), Err(EngineError::Away(format!("{at} does not answer"))));
+}
+
+#[test]
 fn an_endpoint_that_hangs_or_is_dead_leaves_time_for_the_others() {
     // The peer accepts connections and sends nothing.
     let hanging = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -109,7 +109,8 @@ pub struct EtcdConfig {
 pub struct Etcd {
     config: EtcdConfig,
     prefix: String,
-    /// The index of the endpoint that answered last.
+    /// The index of the endpoint that is tried first: the one that answered last, or the next one if none
+    /// answered.
     at: usize,
     connection: Option<Connection>,
     /// The token that etcd gave for name and password. Empty if etcd does not authenticate users;
@@ -207,7 +208,10 @@ impl Etcd {
             let share = match left(deadline) {
                 Ok(left) if tried + 1 < count => after(deadline - left, left / 2),
                 Ok(_) => deadline,
-                Err(_) => break,
+                Err(_) => {
+                    failures.push("no time is left".to_owned());
+                    break;
+                }
             };
             let kept = self.connection.take();
             let was_used = kept.as_ref().is_some_and(|connection| connection.is_used());
@@ -233,7 +237,7 @@ impl Etcd {
                     self.connection = None;
                 }
                 // The connection was closed while it was idle, so the same endpoint is tried again.
-                Err(e) if was_used && e.kind() != io::ErrorKind::TimedOut => continue,
+                Err(e) if was_used && !ssntp_transport::is_timeout(&e) => continue,
                 Err(e) if e.kind() == BAD_ANSWER => {
                     return Err(EngineError::Answer(format!("{address}: {e}")));
                 }
