@@ -97,9 +97,10 @@ impl Cncis {
     /// Keeps an agent's report for a concentrator, if there is room. Only the newest report is
     /// kept: a TenantRemoved replaces the TenantAdded before it.
     fn remember(&mut self, served: Served, agent: Uuid, frame: &Frame) {
-        // An agent chooses the length, and the frame is kept as long as the session lasts.
+        // An agent chooses the length, and the frame is kept as long as the session lasts. An older report
+        // is not true any more.
         if frame.payload_bytes().len() > MAX_EVENT {
-            return;
+            return self.forget(&served, agent);
         }
         let tenants = self.tenants.entry(agent).or_default();
         let is_new = !tenants.contains_key(&served);
@@ -228,7 +229,12 @@ mod tests {
             cncis.remember(served, Uuid::from_u128(agent), &frame);
             cncis.tenant_count
         };
-        assert_eq!(remember(0, 0, MAX_EVENT + 1), 0, "the bytes exceed the limit");
+        assert_eq!(remember(0, 0, MAX_EVENT), 1);
+        let kept = remember(0, 0, MAX_EVENT + 1);
+        assert_eq!(
+            kept, 0,
+            "the bytes exceed the limit, and the older report is outdated"
+        );
         for agent in 0..17 {
             let before = usize::try_from(agent).unwrap() * MAX_TENANTS;
             for tenant in 0..=MAX_TENANTS {

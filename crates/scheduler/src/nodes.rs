@@ -91,7 +91,7 @@ impl Nodes {
         self.by_uuid.values().flat_map(|node| &node.announced)
     }
 
-    /// The nodes that have sent STATS.
+    /// The nodes of which STATS are kept: those that have sent some, and those that have become stale.
     pub(super) fn with_stats(&self) -> impl Iterator<Item = Uuid> {
         let known = |(uuid, node): (&Uuid, &Node)| node.last_stats.is_some().then_some(*uuid);
         self.by_uuid.iter().filter_map(known)
