@@ -180,7 +180,8 @@ fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uu
         // `read_command` reports that it is missing.
         return Ok(Uuid::nil());
     }
-    Id::uuid_in(&text).ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &"a UUID"))
+    let uuid = Id::uuid_in(&text).filter(|uuid| !uuid.is_nil());
+    uuid.ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &"a UUID that is not nil"))
 }
 
 impl Payload for Start {
@@ -303,7 +304,11 @@ fn find_command<'a>(
             continue;
         }
         match Node::parse(document.bytes, document.line, MAX_READ_LEN) {
-            Ok(tree) if tree.get(ROOT).is_some() => return Ok((index, read_command(&tree)?)),
+            // If this is no command, it probably is user data, and the broken document the command.
+            Ok(tree) if tree.get(ROOT).is_some() => {
+                let start = read_command(&tree).map_err(|error| broken.unwrap_or(error))?;
+                return Ok((index, start));
+            }
             Ok(_) => {}
             Err(error) if begins_command(document.bytes) => broken = broken.or(Some(error)),
             Err(error) if index == 0 => first_broken = Some(error),

@@ -345,12 +345,15 @@ fn integer(text: &str) -> Option<i128> {
 
 /// True for a number such as `017`, which is 15 in YAML 1.1 and 17 in YAML 1.2.
 fn is_ambiguous(text: &str) -> bool {
-    let digits = text.trim_start_matches(['-', '+']);
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// A number with a fraction or an exponent, or an integer.
+/// A number with a fraction or an exponent, or an integer that is not ambiguous.
 fn float(text: &str) -> Option<f64> {
+    if is_ambiguous(text) {
+        return None;
+    }
     let unsigned = text.trim_start_matches(['-', '+']);
     if matches!(unsigned, ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN") {
         // Rust reads the same words without the dot.
@@ -418,8 +421,18 @@ mod tests {
         assert_eq!(float("-.inf"), Some(f64::NEG_INFINITY));
         assert_eq!(float("+.INF"), Some(f64::INFINITY));
         assert!(float(".NaN").is_some_and(f64::is_nan));
-        for text in ["", ".", "inf", "nan", "--.inf", "1.2.3", "e3", "10.0.0.7"] {
+        for text in [
+            "", ".", "inf", "nan", "--.inf", "1.2.3", "e3", "10.0.0.7", "010", "-010",
+        ] {
             assert!(float(text).is_none(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_number_has_one_sign() {
+        assert!(is_ambiguous("-01") && !is_ambiguous("--01"));
+        let text: String = crate::decode(b"--01").unwrap();
+        let any: serde_json::Value = crate::decode(b"--01").unwrap();
+        assert_eq!((text.as_str(), any.as_str()), ("--01", Some("--01")));
     }
 }

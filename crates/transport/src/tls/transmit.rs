@@ -41,7 +41,7 @@ fn each_record<'a>(
             staged += n;
             part = &part[n..];
             if staged == RECORD {
-                send(staging)?;
+                send(&staging[..RECORD])?;
                 staged = 0;
             }
         }
@@ -173,7 +173,7 @@ mod tests {
                 parts.push(&bytes[at..at + len]);
                 at += len;
             }
-            let mut staging = vec![0; RECORD];
+            let mut staging = vec![0; RECORD + 1];
             let (mut got, mut records) = (Vec::new(), Vec::new());
             let result = each_record(parts.iter().copied(), &mut staging, |record| {
                 records.push(record.len());
