@@ -24,7 +24,8 @@ const EXIT_CODE_DELAY: Duration = Duration::from_secs(2);
 
 /// Wait until instances run, or have ended
 ///
-/// Without --timeout, the wait has no limit. Exit codes: 0 if every instance
+/// Without --timeout, the wait has no limit. An instance that its node is about to start again has not
+/// ended. Exit codes: 0 if every instance
 /// runs (--for running) or has ended with exit code 0 (--for ended); 1 if the time limit
 /// passed first, or an instance no longer exists; 3 if an instance has failed: it ended
 /// before it was seen to run (--for running), or it ended with another exit code, by a
@@ -107,6 +108,10 @@ fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
     let Some(instance) = view.instance(uuid) else {
         return Some(Outcome::Gone);
     };
+    if instance.stats.restart_due {
+        // Its node starts it again soon, so neither its end nor its failure is final.
+        return None;
+    }
     if let Some(ending) = instance.ending() {
         // `since` is the time of day at which this program first saw the state.
         let age = wall_clock().duration_since(instance.since).unwrap_or_default();
@@ -161,5 +166,45 @@ fn state(view: &View, uuid: Uuid) -> String {
             format!("it is {} on node {}{note}", instance.state, instance.node)
         }
         None => "it is gone".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::Frame;
+    use ssntp_payload::{InstanceStats, Stats};
+
+    use super::*;
+
+    #[test]
+    fn an_instance_that_its_node_starts_again_neither_runs_nor_has_ended() {
+        let instance = Uuid::from_u128(1);
+        let mut view = View::new(0);
+        view.connected(None);
+        for restart_due in [true, false] {
+            let stats = Stats {
+                node_uuid: Uuid::from_u128(2).into(),
+                instances: vec![InstanceStats {
+                    instance_uuid: instance.into(),
+                    state: InstanceState::Exited,
+                    exit_code: 1,
+                    restart_due,
+                    ..InstanceStats::default()
+                }],
+                ..Stats::default()
+            };
+            view.apply(&Frame::of(&stats), wall_clock());
+            for what in [What::Running, What::Ended] {
+                let found = outcome(&view, instance, what);
+                assert!(
+                    if restart_due {
+                        found.is_none()
+                    } else {
+                        matches!(found, Some(Outcome::Ended(_)))
+                    },
+                    "{found:?}"
+                );
+            }
+        }
     }
 }
