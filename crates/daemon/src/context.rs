@@ -42,11 +42,6 @@ pub struct Contexts {
     pub contexts: BTreeMap<String, Context>,
 }
 
-/// Reads an address. Without a port it has that of SSNTP.
-pub fn address(text: &str) -> Result<Address, AddressError> {
-    Address::with_default_port(text, DEFAULT_PORT)
-}
-
 /// The address of a server and the files to connect with. An empty value is not set.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]

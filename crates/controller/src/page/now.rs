@@ -227,7 +227,10 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         html!(&mut out; " (" {Bytes(session.bytes_waiting)} ")");
         out
     });
-    let words = ("session has more than 1 MiB waiting", "sessions have more than 1 MiB waiting");
+    let words = (
+        "session has more than 1 MiB waiting",
+        "sessions have more than 1 MiB waiting",
+    );
     together(
         problems,
         Grade::Warn,
