@@ -1,7 +1,6 @@
 //! The columns of the tables that `ssntp ctl` prints for people.
 
 use ssntp::payload::{BanEntry, Id, ServerEntry, Servers, SessionEntry};
-use ssntp::pki::Serial;
 use ssntp_payload::{InstanceState, NodeStatus, TenantAddress, TenantEntry, TunnelStats};
 use ssntp_view::{Cnci, Instance, Node, View};
 use uuid::Uuid;
@@ -84,7 +83,7 @@ pub(super) const SESSIONS: Columns<(), SessionEntry> = &[
     ("connected", |(), session| span(session.age_s)),
     ("idle", |(), session| span(session.idle_s)),
     ("UUID bound", |(), session| if session.bound { "yes" } else { "no" }.into()),
-    ("serial", |(), session| serial(&session.serial)),
+    ("serial", |(), session| or_dash(session.serial.clone())),
     ("subject", |(), session| session.subject.clone()),
     ("frames in", |(), session| session.frames_received.to_string()),
     ("frames out", |(), session| session.frames_sent.to_string()),
@@ -215,12 +214,6 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// A serial number as `ssntp cert show` prints it; a server sends it without colons.
-fn serial(digits: &str) -> String {
-    let number = format!("0x{digits}").parse::<Serial>();
-    number.map_or_else(|_| or_dash(digits.to_owned()), |number| number.to_string())
-}
-
 fn joined(texts: impl Iterator<Item = impl Into<String>>) -> String {
     texts.map(Into::into).collect::<Vec<_>>().join(" ")
 }
@@ -324,13 +317,6 @@ pub(crate) fn share(free: i64, total: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn serial_numbers_of_sessions_have_colons_as_those_of_certificates() {
-        for (digits, shown) in [("0a1b2c", "0a:1b:2c"), ("", "-"), ("?", "?")] {
-            assert_eq!(serial(digits), shown);
-        }
-    }
 
     #[test]
     fn a_time_that_the_user_gave_is_not_rounded() {
