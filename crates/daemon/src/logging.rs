@@ -1,7 +1,7 @@
 //! The log on the standard error. A thread that logs never blocks.
 //!
 //! ```text
-//!  any thread ─ log! ─▶ filter, format ─▶ queue of 1,024 lines ─▶ thread ─▶ stderr
+//!  any thread ─ log! ─▶ env_logger: filter, format ─▶ queue of 1,024 lines ─▶ thread ─▶ stderr
 //!                                                      │ full: dropped and counted
 //! ```
 //!
@@ -31,8 +31,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
-use env_filter::Filter;
-use log::{Level, Log, Metadata, Record};
+use env_logger::{Builder, Target};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use ssntp::payload::timestamp;
 use ssntp_transport::{cut, printable, printable_json, threads};
 
@@ -118,7 +118,7 @@ impl Logging {
             level,
             style,
             lines: this.lines().cloned(),
-            filter: env_filter::Builder::new().build(),
+            logger: Builder::new().build(),
         };
         *LOGGER.0.write().unwrap_or_else(PoisonError::into_inner) = Some(current);
         // This is the first logger of the process, so this does not fail.
@@ -156,73 +156,83 @@ impl Logging {
 }
 
 /// Applies another filter from now on; without one, the default level of the program.
-pub fn select(text: Option<&str>) {
-    let mut held = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
-    let Some(current) = held.as_mut() else { return };
-    let (filter, wrong) = parse(text.unwrap_or_default(), current.level);
-    log::set_max_level(filter.filter());
-    current.filter = filter;
-    drop(held);
+pub fn select(filter: Option<&str>) {
+    let (valid, wrong) = parts(filter.unwrap_or_default());
+    apply(&valid);
     if !wrong.is_empty() {
         let wrong = wrong.join(", ");
         log::error!("a part of the filter of the log is ignored, because it is not TARGET=LEVEL: {wrong}");
     }
 }
 
-/// The filter that the valid parts of a text make, or else the default level; and the other parts.
-fn parse<'a>(text: &'a str, level: &str) -> (Filter, Vec<&'a str>) {
-    let (directives, pattern) = text.split_once('/').unwrap_or((text, ""));
-    let directives = directives.split(',').filter(|part| !part.trim().is_empty());
-    let mut builder = env_filter::Builder::new();
-    let (valid, mut wrong): (Vec<_>, Vec<_>) = directives.partition(|part| builder.try_parse(part).is_ok());
-    if valid.is_empty() {
-        let _ = builder.try_parse(level);
+/// The valid part of a filter, and the other parts. env_logger would print those itself, which fails
+/// or blocks with the standard error, and is no line of the log.
+fn parts(filter: &str) -> (String, Vec<&str>) {
+    let (directives, pattern) = filter.split_once('/').unwrap_or((filter, ""));
+    let is_valid = |directive: &&str| {
+        let level = directive.split_once('=').map_or("", |(_, level)| level.trim());
+        level.is_empty() || level.parse::<LevelFilter>().is_ok()
+    };
+    let directives = directives
+        .split(',')
+        .filter(|directive| !directive.trim().is_empty());
+    let (valid, mut wrong): (Vec<_>, Vec<_>) = directives.partition(is_valid);
+    let mut valid = valid.join(",");
+    match pattern {
+        "" => {}
+        several if several.contains('/') => wrong.push(several),
+        pattern => valid.extend(["/", pattern]),
     }
-    if !pattern.is_empty() && builder.try_parse(&format!("/{pattern}")).is_err() {
-        wrong.push(pattern);
-    }
-    (builder.build(), wrong)
+    (valid, wrong)
 }
 
-/// The logger of the process. A reload replaces its filter.
-static LOGGER: Logger = Logger(RwLock::new(None));
+fn apply(filter: &str) {
+    let mut held = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
+    let Some(current) = held.as_mut() else { return };
+    let style = current.style;
+    let mut builder = Builder::new();
+    builder.parse_filters(if filter.is_empty() { current.level } else { filter });
+    builder.format(move |out, record| {
+        let message = record.args().to_string();
+        let line = style.line(record.level(), record.target(), &message, LINE);
+        out.write_all(line.as_bytes())
+    });
+    if let Some(lines) = &current.lines {
+        builder.target(Target::Pipe(Box::new(lines.clone())));
+    }
+    current.logger = builder.build();
+    log::set_max_level(current.logger.filter());
+}
 
-struct Logger(RwLock<Option<Current>>);
+/// The logger of the process. A reload replaces the env_logger inside.
+static LOGGER: Replaceable = Replaceable(RwLock::new(None));
+
+struct Replaceable(RwLock<Option<Current>>);
 
 struct Current {
     /// The lowest level that is logged if there is no filter.
     level: &'static str,
     style: Style,
-    /// Without the queue, lines are written directly.
     lines: Option<Lines>,
-    filter: Filter,
+    logger: env_logger::Logger,
 }
 
-impl Logger {
-    fn with<T: Default>(&self, act: impl FnOnce(&Current) -> T) -> T {
+impl Replaceable {
+    fn with<T: Default>(&self, act: impl FnOnce(&env_logger::Logger) -> T) -> T {
         let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        held.as_ref().map(act).unwrap_or_default()
+        held.as_ref()
+            .map(|current| act(&current.logger))
+            .unwrap_or_default()
     }
 }
 
-impl Log for Logger {
+impl Log for Replaceable {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.with(|current| current.filter.enabled(metadata))
+        self.with(|logger| logger.enabled(metadata))
     }
 
     fn log(&self, record: &Record<'_>) {
-        self.with(|current| {
-            if current.filter.matches(record) {
-                let message = record.args().to_string();
-                let line = current
-                    .style
-                    .line(record.level(), record.target(), &message, LINE);
-                match &current.lines {
-                    Some(lines) => lines.queue(line.as_bytes()),
-                    None => drop(io::stderr().write_all(line.as_bytes())),
-                }
-            }
-        });
+        self.with(|logger| logger.log(record));
     }
 
     fn flush(&self) {}
@@ -429,6 +439,18 @@ impl Lines {
     }
 }
 
+impl Write for Lines {
+    /// env_logger calls this once for each line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.queue(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn write_lines(lines: &Receiver<Message>, dropped: &AtomicU64, style: Style, mut to: impl Write) {
     for message in lines {
         // An error of the log cannot be reported anywhere else, so it is ignored.
@@ -515,31 +537,17 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_filter_that_is_no_directive_is_left_out_and_named() {
-        let logs = |filter: &Filter, target: &str, level| {
-            filter.enabled(&Metadata::builder().target(target).level(level).build())
-        };
-        for (text, wrong, debug) in [
-            ("warn, a=info", &[][..], false),
-            ("other=warn", &[], false),
-            ("a=b=c,debug", &["a=b=c"], true),
-            ("warn,b=wrn,a=", &["b=wrn"], true),
-            ("info/x/y", &["x/y"], false),
-            (" , ", &[], false),
+    fn a_part_of_a_filter_that_is_no_directive_does_not_reach_env_logger() {
+        for (filter, valid, wrong) in [
+            ("warn, ssntp::audit=info", "warn, ssntp::audit=info", &[][..]),
+            ("a=b=c,debug", "debug", &["a=b=c"]),
+            ("a=wrn,b=", "b=", &["a=wrn"]),
+            ("info/text", "info/text", &[]),
+            ("info/x/y", "info", &["x/y"]),
+            (" , ", "", &[]),
         ] {
-            let (filter, found) = parse(text, "warn");
-            assert_eq!(found, wrong, "{text}");
-            assert_eq!(logs(&filter, "a", Level::Debug), debug, "{text}");
-            assert!(logs(&filter, "other", Level::Warn), "{text}");
+            assert_eq!(parts(filter), (valid.to_owned(), wrong.to_vec()), "{filter}");
         }
-        let (filter, _) = parse("off", "warn");
-        assert!(!logs(&filter, "a", Level::Error));
-        let (filter, _) = parse("info/text", "warn");
-        let record = |message: &str| {
-            let message = format_args!("{message}");
-            filter.matches(&Record::builder().level(Level::Info).args(message).build())
-        };
-        assert!(record("a text") && !record("other"));
     }
 
     #[test]
