@@ -1,6 +1,6 @@
 //! Counters of agents by name, including agents that have left.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Instant;
 
@@ -111,15 +111,9 @@ impl Agents {
             counters: agent.counters,
         };
         let mut found: Vec<AgentInfo> = agents.map(info).collect();
-        // A table, so that each session is not compared with each agent.
-        let places: HashMap<Name, usize> = found
-            .iter()
-            .enumerate()
-            .map(|(at, info)| (info.name.clone(), at))
-            .collect();
         for (name, counters) in live {
-            if let Some(at) = places.get(&name) {
-                found[*at].counters.add(&counters);
+            if let Ok(at) = found.binary_search_by(|info| info.name.cmp(&name)) {
+                found[at].counters.add(&counters);
             }
         }
         found

@@ -270,12 +270,13 @@ impl Tree {
     /// not list it any more.
     fn set_content(&mut self, object: ManagedObject, before: &mut Before) {
         let (uri, parent) = (object.uri.clone(), object.parent_uri.clone());
-        if let Some(old) = self.objects.get(&uri) {
-            self.index.remove(old, self.schema.as_deref());
+        let old = self.objects.remove(&uri);
+        old.iter().for_each(|old| self.unindex(old));
+        for ident in self.idents_of(&object) {
+            one_or_many::add(&mut self.index, ident, uri.clone());
         }
-        self.index.add(&object, self.schema.as_deref());
         self.order.insert(uri.clone());
-        let old = self.objects.insert(uri.clone(), object);
+        self.objects.insert(uri.clone(), object);
         let announced_by = self.announce(&uri, None, before);
         let old_parent = announced_by.or_else(|| old.as_ref()?.parent_uri.clone());
         if old_parent != parent
@@ -342,7 +343,7 @@ impl Tree {
             self.announce(&child, None, before);
             self.unlist(&child, uri);
         }
-        self.index.remove(&old, self.schema.as_deref());
+        self.unindex(&old);
         before.record(uri, Some(old));
     }
 
@@ -356,6 +357,13 @@ impl Tree {
             before.record_announced(child, former.clone());
         }
         former
+    }
+
+    /// Removes an object from the index of identifiers.
+    fn unindex(&mut self, object: &ManagedObject) {
+        for ident in self.idents_of(object) {
+            one_or_many::remove(&mut self.index, &ident, &object.uri);
+        }
     }
 
     fn unlist(&mut self, child: &Uri, parent: &Uri) {

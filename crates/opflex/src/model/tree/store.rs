@@ -14,7 +14,7 @@ use super::super::name::Name;
 use super::super::schema::Schema;
 use super::super::target::Target;
 use super::super::uri::Uri;
-use super::index::{self, Index, Names};
+use super::names::Names;
 use crate::json;
 use crate::one_or_many::OneOrMany;
 
@@ -42,7 +42,7 @@ pub struct Tree {
     pub(super) order: BTreeSet<Uri>,
     pub(super) children: HashMap<Uri, OneOrMany<Uri>>,
     pub(super) announced: HashMap<Uri, Uri>,
-    pub(super) index: Index,
+    pub(super) index: HashMap<Ident, OneOrMany<Uri>>,
     pub(super) names: Names,
     pub(super) schema: Option<Arc<Schema>>,
 }
@@ -95,7 +95,7 @@ impl Tree {
 
     /// The objects with this identifier, in the order of their URIs.
     pub fn find(&self, ident: &Ident) -> impl Iterator<Item = ObjectRef<'_>> {
-        let holders = self.index.0.get(ident).into_iter();
+        let holders = self.index.get(ident).into_iter();
         holders
             .flat_map(|holders| holders.iter())
             .filter_map(|uri| self.get(uri))
@@ -118,7 +118,8 @@ impl Tree {
 
     /// The identifiers that an object has, or would have, in this tree.
     pub fn idents_of(&self, object: &ManagedObject) -> Vec<Ident> {
-        index::idents(object, self.schema.as_deref())
+        let schema = self.schema.as_deref();
+        Ident::of(object, schema.and_then(|schema| schema.naming(&object.subject)))
     }
 
     /// The object and everything below it, each parent before its children, as in messages. Empty

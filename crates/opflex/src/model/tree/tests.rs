@@ -324,7 +324,7 @@ fn objects_are_found_by_class_and_identifier() {
     assert_eq!(tree.idents(&uri("/s/Group/g/")), std::slice::from_ref(&ident));
     tree.delete(&[uri("/s/Group/g/"), uri("/s/Group/h/")]);
     assert_eq!(tree.find(&ident).count(), 0);
-    assert!(tree.index.0.is_empty());
+    assert!(tree.index.is_empty());
 }
 
 /// URI, value of the one property, parent and children of an object.
@@ -555,7 +555,7 @@ proptest! {
         let announced: Vec<Uri> = tree.announced.keys().cloned().collect();
         tree.delete(&announced);
         prop_assert!(tree.children.is_empty(), "{:?}", tree.children);
-        prop_assert!(tree.announced.is_empty() && tree.index.0.is_empty());
+        prop_assert!(tree.announced.is_empty() && tree.index.is_empty());
     }
 }
 

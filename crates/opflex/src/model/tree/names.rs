@@ -1,35 +1,9 @@
-//! The index of identifiers, and shared copies of names.
+//! Shared copies of names.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use super::super::ident::Ident;
 use super::super::managed_object::ManagedObject;
 use super::super::name::Name;
-use super::super::schema::Schema;
-use super::super::uri::Uri;
-use crate::one_or_many::{OneOrMany, add, remove};
-
-/// The objects by identifier.
-#[derive(Debug, Default)]
-pub(super) struct Index(pub(super) HashMap<Ident, OneOrMany<Uri>>);
-
-impl Index {
-    pub(super) fn add(&mut self, object: &ManagedObject, schema: Option<&Schema>) {
-        for ident in idents(object, schema) {
-            add(&mut self.0, ident, object.uri.clone());
-        }
-    }
-
-    pub(super) fn remove(&mut self, object: &ManagedObject, schema: Option<&Schema>) {
-        for ident in idents(object, schema) {
-            remove(&mut self.0, &ident, &object.uri);
-        }
-    }
-}
-
-pub(super) fn idents(object: &ManagedObject, schema: Option<&Schema>) -> Vec<Ident> {
-    Ident::of(object, schema.and_then(|schema| schema.naming(&object.subject)))
-}
 
 /// One copy of each name, which all objects share.
 #[derive(Debug, Default)]
