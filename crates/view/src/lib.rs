@@ -122,7 +122,6 @@ pub struct ControllerConfig {
     client: ClientConfig,
     tracing: bool,
     traceparent: Option<TraceParent>,
-    history: usize,
 }
 
 impl ControllerConfig {
@@ -132,17 +131,12 @@ impl ControllerConfig {
             client,
             tracing: false,
             traceparent: None,
-            history: 1024,
         }
     }
 
     setters! {
         /// True to trace commands, if the scheduler agrees. Default: false.
         tracing: bool;
-
-        /// The view keeps at most this number of traces and of disconnected nodes. Default: 1024 of
-        /// each.
-        history: usize;
     }
 
     /// The trace to which commands belong. It is in their labels, so this turns
@@ -185,7 +179,7 @@ impl Controller {
     /// # Errors
     /// As [`Client::start`].
     pub fn start(config: ControllerConfig) -> Result<Self, ClientError> {
-        let shared = Shared::new(View::new(config.history));
+        let shared = Shared::new(View::default());
         Self::start_with(config, Arc::new(shared))
     }
 
@@ -195,7 +189,7 @@ impl Controller {
     /// # Errors
     /// As `start`.
     pub fn start_subscribed(config: ControllerConfig) -> Result<(Self, Receiver<Change>), ClientError> {
-        let shared = Shared::new(View::new(config.history));
+        let shared = Shared::new(View::default());
         let changes = shared.subscribe();
         Ok((Self::start_with(config, Arc::new(shared))?, changes))
     }

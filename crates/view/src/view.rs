@@ -4,8 +4,7 @@
 //! ```text
 //!  NodeConnected ─▶ nodes ◀─ STATS ─▶ instances ◀─ InstanceStopped, InstanceDeleted
 //!  ConcentratorInstanceAdded, PublicIPAssigned, PublicIPUnassigned ─▶ CNCIs
-//!  TraceReport ─▶ traces
-//!  StartFailure and the other failures, InvalidConfiguration, InvalidFrameType ─▶ changes alone
+//!  TraceReport, StartFailure and the other failures, InvalidConfiguration, InvalidFrameType ─▶ changes alone
 //! ```
 //!
 //! | frame | meaning |
@@ -15,8 +14,8 @@
 //! | InstanceStopped | the instance has exited; the next STATS show whether the node keeps it |
 //! | InstanceDeleted | the instance is gone |
 //!
-//! A view is bounded: traces and disconnected nodes by the length of the history; nodes,
-//! instances, concentrators and their public addresses by a number; and all texts by a length.
+//! A view is bounded: nodes, the disconnected ones among them, instances, concentrators and their public
+//! addresses by a number; and all texts by a length.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -34,7 +33,7 @@ use crate::cncis::Cncis;
 use crate::entities::{Cnci, Instance, Node};
 use crate::failure::Failure;
 use crate::find::{FindError, find};
-use ssntp::payload::{Error, FrameTrace, Id, TraceReport};
+use ssntp::payload::{Error, Id, TraceReport};
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 use ssntp_payload::{
     InstanceDeleted, InstanceStats, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, NodeStatus,
@@ -88,19 +87,18 @@ pub struct View {
     disconnected: VecDeque<Uuid>,
     instances: BTreeMap<Uuid, Instance>,
     cncis: Cncis,
-    traces: VecDeque<FrameTrace>,
 }
 
 impl Default for View {
-    /// An empty view with a history of 1024.
+    /// An empty view that keeps 1024 disconnected nodes.
     fn default() -> Self {
         Self::new(1024)
     }
 }
 
 impl View {
-    /// An empty view. It keeps the latest `history` traces and disconnected nodes.
-    pub fn new(history: usize) -> Self {
+    /// An empty view. It keeps this number of disconnected nodes.
+    pub(crate) fn new(history: usize) -> Self {
         Self {
             online: false,
             has_snapshot: false,
@@ -112,7 +110,6 @@ impl View {
             disconnected: VecDeque::new(),
             instances: BTreeMap::new(),
             cncis: Cncis::default(),
-            traces: VecDeque::new(),
         }
     }
 
@@ -185,11 +182,6 @@ impl View {
     /// The concentrator of this UUID.
     pub fn cnci(&self, uuid: Uuid) -> Option<&Cnci> {
         self.cncis.get(uuid)
-    }
-
-    /// The latest traces, oldest first.
-    pub fn traces(&self) -> impl DoubleEndedIterator<Item = &FrameTrace> {
-        self.traces.iter()
     }
 
     /// The node whose UUID begins with `text`. A whole UUID is also accepted if it is unknown.
@@ -388,11 +380,6 @@ impl View {
                 let report: TraceReport = frame.payload()?;
                 for mut trace in report.frames {
                     bounds::trace(&mut trace);
-                    self.traces.push_back(trace.clone());
-                    // The history may have the length 0.
-                    if self.traces.len() > self.history {
-                        self.traces.pop_front();
-                    }
                     changes.push(Change::Traced(trace));
                 }
             }
