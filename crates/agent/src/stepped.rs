@@ -10,7 +10,7 @@ use ssntp::proto::{Frame, StreamEndReason, StreamEnded};
 use uuid::Uuid;
 
 use super::control::{Action, Control, Done, Input, Job, Settings, StreamOrder};
-use super::driver::{Driver, EndSink, Ended, Launch, Running};
+use super::driver::{Driver, Launch, News, NewsSink, Running};
 use super::policy::Policy;
 use super::store;
 use ssntp_cluster::machine::Facts;
@@ -57,9 +57,9 @@ pub enum Step {
 pub struct SteppedAgent {
     control: Control,
     facts: Facts,
-    /// The ends of instances that the driver has reported and that are not handled yet: at most
+    /// The news of runs that the driver has told and that are not handled yet: at most
     /// one for each instance.
-    ends: (Sender<Ended>, Receiver<Ended>),
+    news: (Sender<News>, Receiver<News>),
 }
 
 impl SteppedAgent {
@@ -82,7 +82,7 @@ impl SteppedAgent {
         Self {
             control: Control::new(settings, facts.clone(), now),
             facts,
-            ends: unbounded(),
+            news: unbounded(),
         }
     }
 
@@ -121,7 +121,7 @@ impl SteppedAgent {
                     Action::Evacuated(_) | Action::Stream(_) => {}
                 }
             }
-            inputs.extend(self.ends.1.try_iter().map(Input::Ended));
+            inputs.extend(self.news.1.try_iter().map(Input::News));
         }
         frames
     }
@@ -140,9 +140,9 @@ impl SteppedAgent {
                 };
                 let result = job.driver.launch(&launch, &mut |_| Ok(()));
                 if let Ok(handle) = &result {
-                    let (handle, ends) = (handle.clone(), self.ends.0.clone());
+                    let (handle, told) = (handle.clone(), self.news.0.clone());
                     // The agent holds the receiver, so this fails only after its end.
-                    let sink: EndSink = Arc::new(move |ended| drop(ends.send(ended)));
+                    let sink: NewsSink = Arc::new(move |news| drop(told.send(news)));
                     job.driver.watch(&Running { place, handle }, &sink);
                 }
                 Some(Done::Launched {

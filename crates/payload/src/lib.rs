@@ -44,6 +44,7 @@
 //! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `workload`, `label` | what START and RESTART share; names and labels of instances |
+//! | `health` | the health checks of instances, in START and STATS |
 //!
 //! `workload` has the keys that START and RESTART share, `label` the rules for names and labels of
 //! instances. FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
@@ -70,6 +71,7 @@ macro_rules! alike {
 mod configure;
 mod evacuate;
 mod failure;
+mod health;
 mod instance;
 mod label;
 mod node;
@@ -92,6 +94,7 @@ pub use self::configure::{
 };
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
+pub use self::health::{HealthCheck, HealthState, HttpCheck};
 pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceEnd, InstanceStopped};
 pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
 pub use self::node::{NewLeader, NodeConnected, NodeDisconnected, NodeType, SnapshotComplete};

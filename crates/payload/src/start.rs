@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::label::{read_labels, read_name};
 use crate::workload::{Older, is_default};
-use crate::{FwType, Networking, Persistence, Requirements};
+use crate::{FwType, HealthCheck, Networking, Persistence, Requirements};
 use ssntp::names;
 use ssntp::payload::schema::{refusal, write};
 use ssntp::payload::yaml::{self, ErrorKind, Node, Position};
@@ -111,6 +111,9 @@ schema! {
         /// Left out when empty.
         #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
         labels: BTreeMap<String, String>,
+        /// Its health check. A key of this project; default: none. Left out then.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        health: Option<HealthCheck>,
     }
 
     /// A volume of an instance. Every field is left out when empty, false or 0.

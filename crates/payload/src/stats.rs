@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::HealthState;
 use crate::workload::is_default;
 use ssntp::names;
 use ssntp::payload::Id;
@@ -163,6 +164,17 @@ schema! {
         /// again. In one line of at most 200 characters; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
+        /// Its health, by the check of its START; default: empty, unknown. Left out when empty.
+        #[serde(skip_serializing_if = "is_default")]
+        health: HealthState,
+        /// The time since which it has that health, in the form of `started`; default: empty. Left out when
+        /// empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        health_since: String,
+        /// The reason why the last check failed, in one line of at most 200 characters; default: empty, it
+        /// has passed. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        health_detail: String,
     }
 }
 

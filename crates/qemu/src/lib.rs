@@ -68,7 +68,7 @@ use ssntp_agent::driver::supervisor::{
     DEFAULT_LOG_MB, Exec, Program, Supervisors, find_program, is_alive, pause,
 };
 use ssntp_agent::driver::{
-    Cancel, Commit, Confinement, DEFAULT_PATH, Driver, EndSink, Found, InstanceDir, Launch, Measurable,
+    Cancel, Commit, Confinement, DEFAULT_PATH, Driver, Found, InstanceDir, Launch, Measurable, NewsSink,
     Reason, Refused, RunId, Running, Usage, Volume, give,
 };
 use ssntp_agent::tree;
@@ -243,6 +243,8 @@ impl Driver for QemuDriver {
             log_mb: self.log_mb,
             // Only the tap of a machine is in the network of a tenant; QEMU is in the host's network.
             network: None,
+            check: None,
+            address: None,
         };
         // The log has the output of earlier runs as well.
         let logged = fs::metadata(errors_of(place)).map_or(0, |log| log.len());
@@ -250,7 +252,7 @@ impl Driver for QemuDriver {
         self.supervisors.launch(program, commit, await_ready)
     }
 
-    fn watch(&self, running: &Running, sink: &EndSink) {
+    fn watch(&self, running: &Running, sink: &NewsSink) {
         self.supervisors.watch(running, sink);
     }
 

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::*;
 use ssntp::payload::yaml;
 use ssntp_agent::Policy;
-use ssntp_agent::driver::{Ended, User};
+use ssntp_agent::driver::{Ended, News, User};
 use ssntp_payload::{Persistence, RawDocument, StartPayload, Storage};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ struct Stage {
     dir: TempDir,
     place: InstanceDir,
     driver: QemuDriver,
-    sink: EndSink,
+    sink: NewsSink,
     ends: Receiver<Ended>,
     running: Option<Running>,
     user: Option<User>,
@@ -86,7 +86,10 @@ impl Stage {
                 .supervisor(supervisor()),
             dir,
             place,
-            sink: Arc::new(move |ended| to.send(ended).unwrap()),
+            sink: Arc::new(move |news| match news {
+                News::Ended(ended) => to.send(ended).unwrap(),
+                News::Health { .. } => panic!("machines have no checks"),
+            }),
             ends,
             running: None,
             user: None,

@@ -11,7 +11,7 @@ use ssntp_cluster::machine::Facts;
 use ssntp_payload::{NextState, Restart, StartPayload, TunnelStats};
 use uuid::Uuid;
 
-use crate::driver::{Cancel, Driver, Ended, InstanceDir, Measurable, Refused, RunId, Running, Usage};
+use crate::driver::{Cancel, Driver, InstanceDir, Measurable, News, Refused, RunId, Running, Usage};
 use crate::network::Network;
 use crate::policy::Policy;
 use crate::store::{NodeRecord, Record};
@@ -52,8 +52,8 @@ pub(crate) enum Input {
     Unsent(Vec<Frame>),
     /// The outcome of a job.
     Done(Done),
-    /// An instance ended.
-    Ended(Ended),
+    /// The news of a run.
+    News(News),
     /// The agent's owner takes the node out of service, or back into service.
     ToggleOffline,
     /// Time has passed. It does no harm if the deadline has not been reached yet.

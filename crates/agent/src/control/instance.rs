@@ -13,7 +13,7 @@ use ssntp_cluster::Needs;
 use ssntp_payload::{Persistence, StartPayload};
 
 use super::volumes::Volumes;
-use crate::driver::{Cancel, Driver, InstanceDir, Running, Usage};
+use crate::driver::{Cancel, Driver, Health, InstanceDir, RunId, Running, Usage};
 use crate::store::{Record, RecordAfter};
 
 /// An instance of this node, until it is removed.
@@ -31,6 +31,8 @@ pub(super) struct Instance {
     pub(super) life: Life,
     pub(super) volumes: Volumes,
     pub(super) usage: Usage,
+    /// The health that was told last, and the run that has it.
+    pub(super) health: Option<(RunId, Health)>,
     /// True after a RESTART, as long as the last STATS report the instance as ended.
     pub(super) restart_unreported: bool,
     /// The time at which the present run began, or was found by this agent.
@@ -101,6 +103,7 @@ impl Instance {
             life,
             volumes: Volumes::default(),
             usage: Usage::default(),
+            health: None,
             restart_unreported: false,
             since: now,
             is_measured: false,
@@ -147,6 +150,12 @@ impl Instance {
         let handle = self.record.handle()?;
         let place = self.place.clone();
         Some((Arc::clone(self.driver.as_ref()?), Running { place, handle }))
+    }
+
+    /// The health of the present run.
+    pub(super) fn health(&self) -> Option<&Health> {
+        let (run, health) = self.health.as_ref().filter(|_| self.is_up())?;
+        (self.record.handle().as_ref() == Some(run)).then_some(health)
     }
 
     /// What the START requires. It was checked when the START arrived, so the default never occurs.

@@ -30,7 +30,7 @@ use super::instance::{Cause, Ending, Instance, Life, Next};
 use super::outbox::{Outbox, subject};
 use super::volumes::ephemeral;
 use super::{restarts, retention};
-use crate::driver::{Cancel, Driver, Ended, Exit, Measurable, RunId, Usage};
+use crate::driver::{Cancel, Driver, Ended, Exit, Health, Measurable, RunId, Usage};
 use crate::store::{Record, RecordAfter, RecordPhase};
 
 const SIGKILL: i32 = 9;
@@ -325,6 +325,19 @@ impl Instances {
             self.end(now, id, after, out);
         }
         self.next_volume_op(now, id, out);
+    }
+
+    /// A run has this health, which may be told before its launch is over.
+    pub(super) fn handle_health(&mut self, id: Uuid, run: RunId, health: Health, out: &mut Outbox) {
+        let Some(instance) = self.all.get_mut(&id) else {
+            return;
+        };
+        let told = Some((run, health));
+        let of = |told: &Option<(RunId, Health)>| told.clone().map(|(run, health)| (run, health.state));
+        if of(&instance.health) != of(&told) {
+            out.wish_stats();
+        }
+        instance.health = told;
     }
 
     /// The launch of an instance has failed. `is_evacuated` is true if the node is.

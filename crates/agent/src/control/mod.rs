@@ -110,7 +110,7 @@ use self::service::Service;
 use self::tenants::{Tenants, tenant_of, tunnel_ip};
 use self::volumes::Volumes;
 pub(crate) use self::volumes::ephemeral;
-use super::driver::{Ended, Usage};
+use super::driver::{Ended, News, Usage};
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::store::{self, NodeRecord, Record, RecordAfter, Stored};
 
@@ -203,10 +203,15 @@ impl Control {
             Input::Frame(frame) => self.frame(now, &frame),
             Input::Unsent(frames) => out.handle_unsent(now, frames),
             Input::Done(done) => self.done(now, done),
-            Input::Ended(ended) => {
+            Input::News(News::Ended(ended)) => {
                 self.ended(now, ended);
                 self.outbox.wish_stats();
             }
+            Input::News(News::Health {
+                instance,
+                handle,
+                health,
+            }) => self.instances.handle_health(instance, handle, health, out),
             Input::ToggleOffline => {
                 self.service.handle_toggle();
                 let status = if self.service.is_offline() {

@@ -7,6 +7,7 @@ use ssntp_payload::{InstanceState, InstanceStats, Stats};
 use uuid::Uuid;
 
 use super::instance::{Ending, Instance, Life, Next};
+use crate::store::millis;
 
 /// STATS in a frame that receivers can decode. If many instances make it too long, labels and
 /// details are left out first, and then names and times.
@@ -15,11 +16,13 @@ pub(super) fn readable(mut stats: Stats) -> Frame {
         |instance| {
             instance.labels.clear();
             instance.detail.clear();
+            instance.health_detail.clear();
         },
         |instance| {
             instance.name.clear();
             instance.started.clear();
             instance.ended.clear();
+            instance.health_since.clear();
         },
     ];
     for shorten in shortened {
@@ -39,7 +42,7 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     // During a launch the record still describes the run before.
     let run = !matches!(instance.life, Life::Launching(_));
     let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
-    let is_over = !instance.is_running();
+    let (is_over, health) = (!instance.is_running(), instance.health());
     let state = match instance.life {
         Life::Launching(_) => InstanceState::Pending,
         Life::Active => InstanceState::Active,
@@ -65,6 +68,9 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         exit_signal: if is_over { record.exit_signal.into() } else { 0 },
         out_of_memory: is_over && record.out_of_memory,
         detail: if run { record.detail.clone() } else { String::new() },
+        health: health.map(|health| health.state.clone()).unwrap_or_default(),
+        health_since: health.map_or_else(String::new, |health| time(millis(health.since))),
+        health_detail: health.map(|health| health.why.clone()).unwrap_or_default(),
         ..InstanceStats::default()
     }
 }

@@ -4,7 +4,7 @@
 //!  worker ──▶ launch: calls `commit`, which writes the run's ID to disk, and then runs the program
 //!             terminate, kill, attach, detach, measure
 //!             find ◀── in the next agent: the instance runs, or has ended
-//!  agent  ◀── EndSink: the instance ended, by itself or by a command
+//!  agent  ◀── NewsSink: the instance ended, by itself or by a command; or its health has changed
 //! ```
 //!
 //! An instance outlives its agent. So a driver commits before the first instruction of the instance
@@ -36,7 +36,7 @@ pub use super::place::{InstanceDir, User};
 use super::policy::Policy;
 use crate::network::Wire;
 pub use ssntp_cluster::refusal::{Reason, Refused};
-use ssntp_payload::{Start, StartPayload};
+use ssntp_payload::{HealthState, Start, StartPayload};
 pub use ssntp_transport::Cancel;
 
 /// Runs instances of one or several types.
@@ -62,8 +62,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The instance did not start, and none of its processes is left.
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused>;
 
-    /// Watches a run, and calls `sink` once when it has ended, from any thread.
-    fn watch(&self, running: &Running, sink: &EndSink);
+    /// Watches a run, and calls `sink` with its health, if it has a check, and once when it has ended, from
+    /// any thread.
+    fn watch(&self, running: &Running, sink: &NewsSink);
 
     /// Asks the instance to end.
     ///
@@ -118,8 +119,41 @@ pub trait Driver: Send + Sync + fmt::Debug {
 /// Writes the ID of a run to disk.
 pub type Commit<'a> = dyn FnMut(&RunId) -> io::Result<()> + 'a;
 
-/// The function that receives the ends of instances.
-pub type EndSink = Arc<dyn Fn(Ended) + Send + Sync>;
+/// The function that receives the news of runs.
+pub type NewsSink = Arc<dyn Fn(News) + Send + Sync>;
+
+/// What a driver tells about a run that it watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// It has ended.
+    Ended(Ended),
+    /// It has this health now.
+    Health {
+        /// The instance.
+        instance: Uuid,
+        /// The run.
+        handle: RunId,
+        /// Its health.
+        health: Health,
+    },
+}
+
+impl From<Ended> for News {
+    fn from(ended: Ended) -> Self {
+        Self::Ended(ended)
+    }
+}
+
+/// The health of a run, by the check of its START.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// The health.
+    pub state: HealthState,
+    /// The time since which it has that health.
+    pub since: SystemTime,
+    /// The reason why the last check failed, in one line; empty if it has passed.
+    pub why: String,
+}
 
 /// The end of a run of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -50,7 +50,7 @@ use rustix::fs::OFlags;
 
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Exec, Program, Supervisors};
 use super::{
-    Commit, Driver, EndSink, Found, InstanceDir, Launch, Measurable, Reason, Refused, RunId, Running, Usage,
+    Commit, Driver, Found, InstanceDir, Launch, Measurable, NewsSink, Reason, Refused, RunId, Running, Usage,
     User,
 };
 use ssntp_payload::{Start, VmType};
@@ -139,12 +139,14 @@ impl Driver for ProcessDriver {
             pids: launch.policy.pids,
             log_mb: self.log_mb,
             network: launch.network,
+            check: start.health.clone(),
+            address: launch.network.and(start.networking.private_ip.parse().ok()),
         };
         // A process is ready as soon as it runs.
         self.supervisors.launch(program, commit, |_| Ok(()))
     }
 
-    fn watch(&self, running: &Running, sink: &EndSink) {
+    fn watch(&self, running: &Running, sink: &NewsSink) {
         self.supervisors.watch(running, sink);
     }
 

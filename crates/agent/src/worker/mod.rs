@@ -43,7 +43,7 @@ use log::warn;
 use uuid::Uuid;
 
 use super::control::{Input, Job};
-use super::driver::{Cancel, EndSink};
+use super::driver::{Cancel, NewsSink};
 use super::figures::CrewFigures;
 use super::policy::Policy;
 use super::store::Store;
@@ -127,7 +127,7 @@ struct Pool {
     store: Option<Arc<Store>>,
     policy: Arc<Policy>,
     inputs: Sender<Input>,
-    sink: EndSink,
+    sink: NewsSink,
 }
 
 #[derive(Default)]
@@ -190,7 +190,7 @@ impl Workers {
             inputs,
             // An end after that of the agent is lost here; the next agent finds it in the state file
             // of the supervisor.
-            sink: Arc::new(move |ended| drop(ends.send(Input::Ended(ended)))),
+            sink: Arc::new(move |news| drop(ends.send(Input::News(news)))),
         });
         let workers = Self { shared, ended };
         for crew in Crew::ALL {

@@ -10,6 +10,7 @@
 )]
 
 mod ends;
+mod health;
 mod mounts;
 
 use std::fs;
@@ -25,8 +26,8 @@ use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_process};
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{
-    Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable,
-    ProcessDriver, Reason, Refused, RunId, Running, User,
+    Cancel, Commit, Confinement, Driver, Ended, Exit, Found, Health, InstanceDir, Launch, Measurable, News,
+    NewsSink, ProcessDriver, Reason, Refused, RunId, Running, User,
 };
 use ssntp_payload::{Start, StartPayload, VmType};
 use tempfile::TempDir;
@@ -45,8 +46,10 @@ struct Stage {
     user: Option<User>,
     policy: Policy,
     handle: Option<RunId>,
-    sink: EndSink,
+    sink: NewsSink,
     ends: Receiver<Ended>,
+    /// The health of its runs.
+    told: Receiver<Health>,
 }
 
 /// The soft limit of open files that this process was started with.
@@ -67,6 +70,7 @@ impl Stage {
         let place = InstanceDir::new(Uuid::new_v4(), dir.path());
         fs::create_dir_all(place.work()).unwrap();
         let (to, ends) = unbounded();
+        let (of_health, told) = unbounded();
         let mut start = Start {
             instance_uuid: place.instance(),
             vm_type: VmType::Process,
@@ -82,8 +86,12 @@ impl Stage {
             user: None,
             policy: Policy::default(),
             handle: None,
-            sink: Arc::new(move |ended| drop(to.send(ended))),
+            sink: Arc::new(move |news| match news {
+                News::Ended(ended) => drop(to.send(ended)),
+                News::Health { health, .. } => drop(of_health.send(health)),
+            }),
             ends,
+            told,
         }
     }
 
@@ -592,7 +600,7 @@ fn check_a_run_without_free_descriptors() {
     let running = Running { place, handle };
     let driver = driver(Confinement::ResourceLimits);
     let (to, ends) = unbounded();
-    let sink: EndSink = Arc::new(move |ended| drop(to.send(ended)));
+    let sink: NewsSink = Arc::new(move |news| drop(to.send(news)));
     let taken: Vec<_> = std::iter::repeat_with(|| fs::File::open("/dev/null"))
         .take_while(Result::is_ok)
         .collect();
@@ -605,7 +613,9 @@ fn check_a_run_without_free_descriptors() {
     drop(taken);
     assert_eq!(found, Found::Running);
     signal(running.handle.pid, Signal::TERM);
-    let ended = ends.recv_timeout(LIMIT).unwrap();
+    let News::Ended(ended) = ends.recv_timeout(LIMIT).unwrap() else {
+        panic!("the run has no check")
+    };
     assert_eq!(ended.exit.signal, Some(15));
 }
 

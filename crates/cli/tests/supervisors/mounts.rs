@@ -11,7 +11,7 @@ use super::Stage;
 
 /// A stage outside of `/tmp` whose program has a user of its own. If this process may not make
 /// one, this prints the reason and returns `None`.
-fn stage() -> Option<Stage> {
+pub(super) fn stage() -> Option<Stage> {
     if !geteuid().is_root() {
         eprintln!("skipped: only root can mount");
         return None;

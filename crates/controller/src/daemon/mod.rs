@@ -4,23 +4,21 @@
 //!  Handle::apply … ── calls, 64 ──▶┌──────────────────┐── commit, waits ──▶ ssntp-store
 //!                                  │ ssntp-controller │
 //!  cluster's Controller ─ changes ▶│      (Core)      │── START, DELETE ──▶ cluster's Controller
-//!                                  └───┬──────────▲───┘
-//!                            Snapshot  │          │ outcomes, 1,024
-//!                                      ▼          └──── ssntp-check × 4: TCP connections
+//!                                  └───┬──────────────┘
+//!                                      │ Snapshot
+//!                                      ▼
 //!                                   Handle
 //! ```
 //!
-//! The thread owns the reconciler. It waits for calls, changes, outcomes of checks and timers, and
-//! for commits, but never for the scheduler or a node.
+//! The thread owns the reconciler. It waits for calls, changes, timers and commits, but never for the
+//! scheduler or a node.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `run` | the thread |
 //! | `handle` | [`Handle`], [`Snapshot`], [`Health`] |
 //! | `seen` | converts the cluster's view for the reconciler and for the history |
-//! | `checks` | health checks |
 
-mod checks;
 mod handle;
 mod run;
 mod seen;

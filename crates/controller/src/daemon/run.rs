@@ -9,7 +9,6 @@ use crossbeam_channel::{Receiver, select};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::checks::Checks;
 use super::handle::{Call, Handle, Health, Order, Outcome, Snapshot};
 use super::seen::{RowLimit, connected, event, figures, moved, seen};
 use crate::clock::{now, unix_ms};
@@ -25,7 +24,7 @@ use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
 const LOG: &str = "ssntp::controller";
 /// The log target of orders, with those who gave them.
 const AUDIT: &str = "ssntp::audit";
-/// The time between two steps while nothing changes. Steps end pauses and graces, and start checks.
+/// The time between two steps while nothing changes. Steps end pauses and graces.
 const TICK: Duration = Duration::from_millis(500);
 /// The least time between two steps, because the STATS of a thousand nodes arrive one by one.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -43,7 +42,6 @@ pub(super) struct Run {
     core: Core,
     handle: Handle,
     controller: Arc<Controller>,
-    checks: Checks,
     changes: Receiver<Change>,
     /// The STARTs without an answer, by their instances.
     orders: Vec<(Uuid, cluster::Order)>,
@@ -79,7 +77,6 @@ impl Run {
             changes,
             controller: Arc::clone(handle.controller()),
             handle,
-            checks: Checks::start()?,
             orders: Vec::new(),
             last_delete: None,
             began: now(),
@@ -97,7 +94,7 @@ impl Run {
     pub(super) fn run(mut self, calls: &Receiver<Call>, stopped: &Receiver<()>) {
         let (mut last, mut has_news) = (Duration::ZERO, true);
         while !self.is_ended {
-            let (changes, outcomes) = (self.changes.clone(), self.checks.outcomes().clone());
+            let changes = self.changes.clone();
             let due = last + if has_news { PAUSE } else { TICK };
             select! {
                 recv(calls) -> call => match call {
@@ -115,12 +112,6 @@ impl Run {
                     // The client has ended.
                     Err(_) => return,
                 },
-                recv(outcomes) -> outcome => {
-                    if let Ok((instance, is_healthy)) = outcome {
-                        self.core.handle_check(instance, is_healthy);
-                        has_news = true;
-                    }
-                }
                 recv(stopped) -> _ => return,
                 default(due.saturating_sub(self.began.elapsed())) => {}
             }
@@ -196,7 +187,6 @@ impl Run {
             }
             plan.commands.into_iter().for_each(|command| self.send(command));
         }
-        self.check(now);
     }
 
     fn send(&mut self, command: Command) {
@@ -243,25 +233,6 @@ impl Run {
                 core.handle_answer(*instance, answer(settled));
                 false
             }
-        });
-    }
-
-    fn check(&mut self, now: Now) {
-        let due: Vec<_> = self.core.checks(&self.seen).collect();
-        if due.is_empty() {
-            return;
-        }
-        self.controller.look(|view| {
-            let instances = due.iter().filter_map(|(instance, check)| {
-                let listed = view.instance(instance.uuid)?;
-                let host = if listed.stats.ssh_ip.is_empty() {
-                    view.node(listed.node)?.stats.networks.first()?.ip.clone()
-                } else {
-                    listed.stats.ssh_ip.clone()
-                };
-                Some((instance.uuid, *check, host))
-            });
-            self.checks.check(now.elapsed, instances);
         });
     }
 

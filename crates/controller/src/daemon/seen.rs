@@ -10,6 +10,7 @@ use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
 use ssntp::payload::FrameTrace;
 use ssntp_payload::InstanceState;
+use ssntp_transport::excerpt;
 use ssntp_view::{Change, Instance, Node, View};
 
 /// The present view. `is_complete` is true if the scheduler has reported all that it knew when the
@@ -40,6 +41,8 @@ fn instance(seen: &Instance) -> SeenInstance {
         is_pending: seen.state == InstanceState::Pending,
         ended,
         is_restart_due: seen.stats.restart_due,
+        health: seen.stats.health.clone(),
+        health_detail: excerpt(&seen.stats.health_detail).to_string(),
         mark: mark(&seen.stats.labels),
     }
 }

@@ -16,8 +16,10 @@
 //! | file | holds |
 //! |---|---|
 //! | `spec` | [`Spec`], the desired workload |
+//! | `health` | the health check of a workload |
 //! | `start_keys` | [`StartKeys`], the description of an instance |
 
+mod health;
 mod spec;
 mod start_keys;
 
@@ -27,11 +29,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub use self::spec::{
-    HealthCheck, MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Template, Update,
-};
+pub use self::spec::{MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Template, Update};
 pub(crate) use self::spec::{SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL};
 pub use self::start_keys::{StartKeys, check_start};
+pub use ssntp_payload::HealthCheck;
 
 /// The number of versions of a workload that are kept, so that a roll-out can go back.
 pub const KEPT_VERSIONS: usize = 10;
@@ -294,6 +295,18 @@ impl Workload {
     /// The kept version of this number.
     pub fn version_of(&self, number: u64) -> Option<&Version> {
         self.versions.iter().find(|version| version.number == number)
+    }
+
+    /// A copy without the values of `env`, `user_data` and `meta_data`, for clients that may only read.
+    pub(crate) fn without_values(&self) -> Self {
+        let mut copy = self.clone();
+        for version in &mut copy.versions {
+            version.template.hide_values();
+        }
+        let mut template = copy.spec.template();
+        template.hide_values();
+        template.fill(&mut copy.spec);
+        copy
     }
 
     /// True while a version is rolled out that may still be left for the last good one.

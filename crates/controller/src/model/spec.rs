@@ -6,9 +6,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
+use super::health::{check_health, read_health};
 use super::start_keys::{StartKeys, check_start};
 use ssntp_payload::{
-    MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, check_label, check_name,
+    HealthCheck, MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, VmType, check_label,
+    check_name,
 };
 
 /// The labels that the controller gives to each instance: its workload, its slot and the digest of
@@ -24,12 +26,10 @@ pub const MAX_COUNT: u32 = 10_000;
 const MAX_NAME: usize = 56;
 /// The maximum number of bytes of user data, and of meta data. A frame has room for both.
 const MAX_DATA: usize = 256 << 10;
+/// The text in place of a value that may be secret.
+const HIDDEN: &str = "(hidden)";
 /// The longest time of a setting, in seconds: a week.
-const MAX_SECONDS: u32 = 7 * 86_400;
-/// The longest health check. A few threads make the checks of all instances, and a check without an
-/// answer keeps one of them for that time.
-const MAX_CHECK_SECONDS: u32 = 60;
-
+pub(super) const MAX_SECONDS: u32 = 7 * 86_400;
 /// The desired workload, with the keys of a file for `ssntp ctl apply`.
 ///
 /// ```
@@ -65,7 +65,11 @@ pub struct Spec {
     #[serde(default)]
     pub reschedule: Reschedule,
     /// The health check of each instance. Default: none; an instance that runs counts as healthy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "read_health"
+    )]
     pub health: Option<HealthCheck>,
     /// The replacement of instances of a former version.
     #[serde(default)]
@@ -94,23 +98,6 @@ pub enum ReschedulePolicy {
     OnFailure,
     /// The instance is never replaced, not even if its node is away for longer than the grace.
     Never,
-}
-
-/// A health check: a connection to a TCP port of an instance.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct HealthCheck {
-    /// The port at the address of the instance's node, or of the instance if it has one.
-    pub tcp: u16,
-    /// The time between two checks of an instance, in seconds. Default: 10.
-    #[serde(default = "ten")]
-    pub interval_s: u32,
-    /// The time limit of a check, in seconds, at most 60. Default: 3.
-    #[serde(default = "three")]
-    pub timeout_s: u32,
-    /// The number of failures in a row after which the instance is replaced. Default: 3.
-    #[serde(default = "three")]
-    pub failures: u32,
 }
 
 /// The replacement of instances of a former version.
@@ -148,14 +135,6 @@ impl Default for Update {
 
 fn one() -> u32 {
     1
-}
-
-fn three() -> u32 {
-    3
-}
-
-fn ten() -> u32 {
-    10
 }
 
 /// A mistake in a [`Spec`].
@@ -220,14 +199,6 @@ impl Spec {
             }
         }
         let update = &self.update;
-        let of_health = self.health.iter().flat_map(|health| {
-            [
-                ("health.interval_s", health.interval_s, 1, MAX_SECONDS),
-                ("health.timeout_s", health.timeout_s, 1, MAX_CHECK_SECONDS),
-                ("health.failures", health.failures, 1, u32::MAX),
-                ("health.tcp", health.tcp.into(), 1, u32::MAX),
-            ]
-        });
         let numbers = [
             ("reschedule.grace_s", self.reschedule.grace_s, 0, MAX_SECONDS),
             ("update.healthy_s", update.healthy_s, 0, MAX_SECONDS),
@@ -235,12 +206,11 @@ impl Spec {
             ("update.max_unavailable", update.max_unavailable, 1, u32::MAX),
             ("update.max_failures", update.max_failures, 1, u32::MAX),
         ];
-        for (at, value, least, most) in numbers.into_iter().chain(of_health) {
-            if value < least {
-                return wrong(at, format!("it is {value}, but must be at least {least}"));
-            } else if value > most {
-                return wrong(at, format!("it is more than {most} s"));
-            }
+        let is_process = self.start.vm_type == VmType::Process;
+        let health = self.health.as_ref();
+        let health = health.map_or(Ok(()), |health| check_health(health, is_process));
+        if let Err((at, why)) = check_numbers(numbers).and(health) {
+            return wrong(at, why);
         }
         if self.update.deadline_s <= self.update.healthy_s {
             return wrong(
@@ -279,7 +249,11 @@ pub struct Template {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub meta_data: String,
     /// As in [`Spec`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "read_health"
+    )]
     pub health: Option<HealthCheck>,
 }
 
@@ -291,6 +265,16 @@ impl Template {
         spec.user_data = self.user_data;
         spec.meta_data = self.meta_data;
         spec.health = self.health;
+    }
+
+    /// Hides the values that may be secret. Their names stay.
+    pub(super) fn hide_values(&mut self) {
+        let documents = [&mut self.user_data, &mut self.meta_data];
+        for value in self.start.env.values_mut().chain(documents) {
+            if !value.is_empty() {
+                HIDDEN.clone_into(value);
+            }
+        }
     }
 
     /// A digest that is equal for equal templates in every version of this program. It is FNV-1a,
@@ -309,6 +293,7 @@ impl Template {
         start.instance_uuid = instance;
         start.name = format!("{workload}-{slot}");
         start.labels = self.labels.clone();
+        start.health = self.health.clone();
         start.labels.extend([
             (WORKLOAD_LABEL.to_owned(), workload.to_owned()),
             (SLOT_LABEL.to_owned(), slot.to_string()),
@@ -325,16 +310,35 @@ impl Template {
     }
 }
 
+/// Checks numbers: the key, the value, the least, and the most, which is in seconds.
+pub(super) fn check_numbers<const N: usize>(
+    numbers: [(&'static str, u32, u32, u32); N],
+) -> Result<(), (&'static str, String)> {
+    for (at, value, least, most) in numbers {
+        if value < least {
+            return Err((at, format!("it is {value}, but must be at least {least}")));
+        } else if value > most {
+            return Err((at, format!("it is more than {most} s")));
+        }
+    }
+    Ok(())
+}
+
 // The keys that differ for each instance belong to the workload, so they are refused below `start`.
 fn read_start<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Start, D::Error> {
     let keys = StartKeys::deserialize(deserializer)?;
     let one = keys.is_one_instance();
     let start = keys.start().map_err(de::Error::custom)?;
-    let misplaced = match (one, start.name.is_empty(), start.labels.is_empty()) {
-        (true, ..) => "instance_uuid: the controller chooses the UUIDs of a workload's instances",
-        (_, false, _) => "name: instances are named after the workload, whose name stands beside start",
-        (_, _, false) => "labels: those of a workload stand beside start",
-        _ => return Ok(start),
+    let misplaced = if one {
+        "instance_uuid: the controller chooses the UUIDs of a workload's instances"
+    } else if !start.name.is_empty() {
+        "name: instances are named after the workload, whose name stands beside start"
+    } else if !start.labels.is_empty() {
+        "labels: those of a workload stand beside start"
+    } else if start.health.is_some() {
+        "health: that of a workload stands beside start"
+    } else {
+        return Ok(start);
     };
     Err(de::Error::custom(misplaced))
 }
@@ -498,7 +502,7 @@ mod tests {
             ("name: a\nstart: {command: [a]}\nhealth: {}", "tcp"),
             (
                 "name: a\nstart: {command: [a]}\nhealth: {tcp: 0}",
-                "health.tcp: it is 0",
+                "health: it needs one of tcp",
             ),
             (
                 "name: a\nstart: {command: [a]}\nhealth: {tcp: 1, timeout_s: 0}",
@@ -507,6 +511,30 @@ mod tests {
             (
                 "name: a\nstart: {command: [a]}\nhealth: {tcp: 1, timeout_s: 61}",
                 "health.timeout_s: it is more than 60 s",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nhealth: {tcp: 1, tiemout_s: 4}",
+                "tiemout_s",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nhealth: {http: {port: 1, pth: /}}",
+                "pth",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nhealth: {tcp: 1, command: [b]}",
+                "health: it needs one of",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nhealth: {http: {port: 1, path: x}}",
+                "health.http: it needs",
+            ),
+            (
+                "name: a\nstart: {command: [a], health: {tcp: 1}}",
+                "stands beside start",
+            ),
+            (
+                "name: a\nstart: {storage: [{id: 7c9e6679-7425-40de-944b-e07fc1f90ae7, boot: true}]}\nhealth: {tcp: 1}",
+                "health: a virtual machine",
             ),
             (
                 "name: a\nstart: {command: [a]}\nupdate: {max_unavailable: 0}",

@@ -11,6 +11,7 @@
 //! persistent: true            # for persistence: all
 //! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50    # for tenant_uuid; with networking.private_ip
 //! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
+//! health: {tcp: 8080}         # or http: {port: 8080, path: /ready}, or command: [test, -e, ready]
 //! ```
 //!
 //! An unknown key is an error, because an instance must not start without something that its user
@@ -21,11 +22,12 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use uuid::Uuid;
 
+use super::health::{check_health, read_health};
 use ssntp::payload::Id;
 use ssntp_cluster::Needs;
 use ssntp_payload::{
-    FwType, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType, check_label,
-    check_name,
+    FwType, HealthCheck, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType,
+    check_label, check_name,
 };
 
 /// The keys of START, and the shorter ones.
@@ -48,6 +50,8 @@ pub struct StartKeys {
     dir: String,
     name: String,
     labels: BTreeMap<String, String>,
+    #[serde(deserialize_with = "read_health")]
+    health: Option<HealthCheck>,
     instance_uuid: Option<Uuid>,
     mem_mb: Option<i64>,
     vcpus: Option<i64>,
@@ -103,6 +107,7 @@ impl StartKeys {
             dir: self.dir,
             name: self.name,
             labels: self.labels,
+            health: self.health,
             ..Start::default()
         };
         check(&start)?;
@@ -111,7 +116,11 @@ impl StartKeys {
 }
 
 fn check(start: &Start) -> Result<(), String> {
-    if start.vm_type == VmType::Process && start.command.is_empty() {
+    let is_process = start.vm_type == VmType::Process;
+    if let Some(health) = &start.health {
+        check_health(health, is_process).map_err(|(at, why)| format!("{at}: {why}"))?;
+    }
+    if is_process && start.command.is_empty() {
         return Err("command: missing, for a process".into());
     }
     let mut labels = start.labels.iter();

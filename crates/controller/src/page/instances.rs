@@ -259,6 +259,14 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         .fact("In this state since", &since)
         .fact("How it ended", &found.ending())
         .fact("In detail", &text(|stats| stats.detail.clone()))
+        .fact(
+            "Health",
+            &text(|stats| {
+                format!("{} {}", stats.health, stats.health_detail)
+                    .trim()
+                    .to_owned()
+            }),
+        )
         .fact("Workload", &workload)
         .fact("Node", &node)
         .fact(

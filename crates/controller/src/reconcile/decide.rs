@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use ssntp_payload::HealthState;
 use uuid::Uuid;
 
 use super::observe::{failed, is_over};
 use super::plan::{Command, Draft};
 use super::soft::{Soft, Status};
-use crate::model::{HealthCheck, Instance, InstanceState, Rollout, RolloutState, Workload, Write};
+use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload, Write};
 
 /// The maximum number of instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
@@ -22,11 +23,9 @@ const MOST_STARTING_OF_ONE: usize = 64;
 /// The number of failed instances of a slot that stay on their nodes, and the time for which they do.
 const EVIDENCE: usize = 3;
 const EVIDENCE_MS: i64 = 7 * 86_400_000;
-/// The time after which an instance that is to end, and that its node still lists, counts as one that
+/// The time after the first DELETE after which an instance that its node still lists counts as one that
 /// hangs. Then the roll-out goes on without its slot.
 const STUCK: Duration = Duration::from_secs(60);
-
-const UNHEALTHY: &str = "it is unhealthy: its health check fails";
 
 type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
 
@@ -39,6 +38,9 @@ enum SlotStatus<'a> {
     Done(&'a Instance),
     /// The instance runs, but has not been healthy for long enough.
     Running(&'a Instance),
+    /// The instance runs. It may be healthy or not, and nothing waits for it: its node makes no checks, or
+    /// the roll-out replaces it.
+    Unproven(&'a Instance),
     /// The instance runs, and its health check fails.
     Unhealthy(&'a Instance),
     /// The slot has no running instance.
@@ -56,10 +58,10 @@ impl<'a> SlotStatus<'a> {
         }
     }
 
-    /// The instance, if the slot has all that its workload wants of it.
+    /// The instance, if nothing waits for the slot.
     fn available(&self) -> Option<&'a Instance> {
         match self {
-            Self::Healthy(instance) | Self::Done(instance) => Some(instance),
+            Self::Healthy(instance) | Self::Done(instance) | Self::Unproven(instance) => Some(instance),
             _ => None,
         }
     }
@@ -97,7 +99,7 @@ impl Decider<'_, '_> {
             if workload.deleting {
                 self.take_down(workload, slots);
             } else if !self.goes_back(workload) {
-                self.keep_up(workload, slots, &evidence, &mut room, uuids);
+                self.keep_up(workload, slots, &mut room, uuids);
             }
         }
     }
@@ -117,12 +119,8 @@ impl Decider<'_, '_> {
             let slots = of_workloads.get(workload.name.as_str()).into_iter().flatten();
             for (_, of_slot) in slots.filter(|(slot, _)| **slot <= workload.spec.count) {
                 let is_failed = |instance: &&&Instance| {
-                    let version = workload.version_of(instance.version);
-                    let has_volumes =
-                        version.is_none_or(|version| !version.template.start.storage.is_empty());
                     let age = self.draft.now().unix_ms.saturating_sub(instance.since);
-                    let is_failed = !instance.wanted && instance.state == InstanceState::Failed;
-                    is_failed && !has_volumes && age < EVIDENCE_MS
+                    !instance.wanted && holds_nothing(workload, instance) && age < EVIDENCE_MS
                 };
                 let mut failed: Vec<_> = of_slot.iter().filter(is_failed).collect();
                 failed.sort_by_key(|instance| std::cmp::Reverse((instance.since, instance.uuid)));
@@ -206,7 +204,6 @@ impl Decider<'_, '_> {
         &mut self,
         workload: &Workload,
         slots: &Slots<'_>,
-        evidence: &BTreeSet<Uuid>,
         room: &mut usize,
         uuids: &mut dyn FnMut() -> Uuid,
     ) {
@@ -232,9 +229,9 @@ impl Decider<'_, '_> {
         for slot in 1..=count {
             let of_slot = slots.get(&slot).map_or(&[][..], Vec::as_slice);
             let mut status = self.slot_status(workload, slot, of_slot);
-            let blocking = of_slot.iter().find(|instance| {
-                !instance.wanted && !evidence.contains(&instance.uuid) && self.blocks(workload, instance)
-            });
+            let blocking = of_slot
+                .iter()
+                .find(|instance| !instance.wanted && self.blocks(workload, instance));
             let is_free = blocking.is_none() && !of_slot.iter().any(|instance| instance.wanted);
             if let Some(instance) = blocking.filter(|instance| self.hangs(instance)) {
                 status = SlotStatus::Stuck(instance);
@@ -279,25 +276,36 @@ impl Decider<'_, '_> {
 
     fn status_of_running<'b>(&mut self, workload: &Workload, instance: &'b Instance) -> SlotStatus<'b> {
         let seen = self.draft.seen().instances.get(&instance.uuid);
-        if !seen.is_some_and(|seen| seen.ended.is_none() && self.draft.is_current(seen.node)) {
+        let Some(seen) = seen.filter(|seen| seen.ended.is_none() && self.draft.is_current(seen.node)) else {
             return SlotStatus::Empty;
-        }
+        };
         let alive = self.soft.alive_for(instance, self.draft.now());
-        let health = self.soft.health(instance.uuid);
-        let has_check = check_of(workload, instance).is_some();
-        if health.is_bad && has_check {
-            return SlotStatus::Unhealthy(instance);
-        }
-        // During a roll-out, an instance of the new version has to be healthy for a while first.
-        let is_available = workload.rollout.state == RolloutState::Steady
-            || instance.version != workload.version
-            || alive >= Duration::from_secs(workload.spec.update.healthy_s.into())
-                && (!has_check || health.has_passed);
-        if is_available {
-            SlotStatus::Healthy(instance)
+        let update = &workload.spec.update;
+        let is_long = alive >= Duration::from_secs(update.healthy_s.into());
+        let is_former = instance.version != workload.version;
+        let is_steady = workload.rollout.state == RolloutState::Steady;
+        let health = if has_check(workload, instance) {
+            &seen.health
         } else {
-            SlotStatus::Running(instance)
+            &HealthState::Healthy
+        };
+        match health {
+            HealthState::Unhealthy => SlotStatus::Unhealthy(instance),
+            // During a roll-out, an instance of the new version has to be healthy for a while first.
+            HealthState::Healthy if is_steady || is_former || is_long => SlotStatus::Healthy(instance),
+            // A steady workload waits for an instance that is starting, and not for one that no node checks.
+            HealthState::Starting if is_steady => SlotStatus::Running(instance),
+            _ if is_steady || is_former => SlotStatus::Unproven(instance),
+            _ => SlotStatus::Running(instance),
         }
+    }
+
+    /// The reason why the last check of an instance failed.
+    fn unhealthy_because(&self, instance: &Instance) -> &str {
+        let seen = self.draft.seen().instances.get(&instance.uuid);
+        seen.map(|seen| seen.health_detail.as_str())
+            .filter(|why| !why.is_empty())
+            .unwrap_or("its health check fails")
     }
 
     fn replace(&mut self, instance: &Instance, why: &str) {
@@ -307,9 +315,9 @@ impl Decider<'_, '_> {
             .mark_unwanted(instance, "failed", &format!("is replaced: {why}"));
     }
 
-    /// True if an instance that is not wanted may still run.
+    /// True if an instance that is not wanted may still run, or holds what its successor needs.
     fn blocks(&mut self, workload: &Workload, instance: &Instance) -> bool {
-        if instance.state == InstanceState::Lost {
+        if instance.state == InstanceState::Lost || holds_nothing(workload, instance) {
             return false;
         }
         let Some(node) = instance.node else {
@@ -321,12 +329,10 @@ impl Decider<'_, '_> {
     }
 
     /// True if an instance that is to end does not.
-    fn hangs(&mut self, instance: &Instance) -> bool {
-        let now = self.draft.now();
+    fn hangs(&self, instance: &Instance) -> bool {
         let seen = self.draft.seen().instances.get(&instance.uuid);
         let is_listed = seen.is_some_and(|seen| self.draft.is_current(seen.node));
-        // The age is asked for in any case, because the first question begins it.
-        self.soft.age(instance, now) >= STUCK && is_listed
+        is_listed && self.soft.ending_for(instance.uuid, self.draft.now()) >= STUCK
     }
 
     /// Starts an instance in a free slot, unless the slot is in a pause. Returns true if it does.
@@ -395,7 +401,8 @@ impl Decider<'_, '_> {
         for instance in unhealthy {
             if missing < limit {
                 missing += 1;
-                self.replace(instance, UNHEALTHY);
+                let why = format!("it is unhealthy: {}", self.unhealthy_because(instance));
+                self.replace(instance, &why);
             }
         }
         if workload.rollout.state == RolloutState::Paused {
@@ -419,9 +426,17 @@ impl Decider<'_, '_> {
         let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| {
             u32::try_from(statuses.iter().filter(|status| which(status)).count()).unwrap_or(u32::MAX)
         };
-        let [healthy, unproven, unhealthy, done] = [
+        let is_unknown = |instance: &Instance| {
+            let seen = self.draft.seen().instances.get(&instance.uuid);
+            has_check(workload, instance) && seen.is_some_and(|seen| seen.health == HealthState::Unset)
+        };
+        let [healthy, unproven, unknown, unhealthy, done] = [
             counted(&|status| matches!(status, SlotStatus::Healthy(_))),
-            counted(&|status| matches!(status, SlotStatus::Running(_))),
+            counted(&|status| matches!(status, SlotStatus::Running(_) | SlotStatus::Unproven(_))),
+            counted(&|status| match status {
+                SlotStatus::Running(i) | SlotStatus::Unproven(i) => is_unknown(i),
+                _ => false,
+            }),
             counted(&|status| status.unhealthy().is_some()),
             counted(&|status| matches!(status, SlotStatus::Done(_))),
         ];
@@ -436,9 +451,14 @@ impl Decider<'_, '_> {
             Some(format!(
                 "{workload}-{slot} ({uuid}) does not end, and blocks its slot"
             ))
-        } else if unhealthy > 0 && unhealthy == healthy + unproven + unhealthy {
+        } else if let Some(instance) = statuses.iter().find_map(SlotStatus::unhealthy)
+            && healthy + unproven == 0
+        {
+            let why = self.unhealthy_because(instance);
+            Some(format!("all {unhealthy} instances that run are unhealthy: {why}"))
+        } else if unknown > 0 {
             Some(format!(
-                "all {unhealthy} instances that run are unhealthy: the health check fails"
+                "the health of {unknown} instances is unknown: their nodes make no checks"
             ))
         } else {
             self.soft.problem(&workload.name)
@@ -452,6 +472,7 @@ impl Decider<'_, '_> {
                 SlotStatus::Healthy(i)
                 | SlotStatus::Done(i)
                 | SlotStatus::Running(i)
+                | SlotStatus::Unproven(i)
                 | SlotStatus::Unhealthy(i) => i.version != workload.version,
                 SlotStatus::Empty | SlotStatus::Stuck(_) => false,
             }),
@@ -461,7 +482,15 @@ impl Decider<'_, '_> {
     }
 }
 
-/// The health check of an instance, which is a part of its version.
-pub(super) fn check_of<'w>(workload: &'w Workload, instance: &Instance) -> Option<&'w HealthCheck> {
-    workload.version_of(instance.version)?.template.health.as_ref()
+/// True if an instance has failed and has no volume, which its successor would need.
+fn holds_nothing(workload: &Workload, instance: &Instance) -> bool {
+    let version = workload.version_of(instance.version);
+    instance.state == InstanceState::Failed
+        && version.is_some_and(|version| version.template.start.storage.is_empty())
+}
+
+/// True if the version of an instance has a health check.
+fn has_check(workload: &Workload, instance: &Instance) -> bool {
+    let version = workload.version_of(instance.version);
+    version.is_some_and(|version| version.template.health.is_some())
 }

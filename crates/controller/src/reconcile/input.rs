@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use ssntp_payload::HealthState;
 use uuid::Uuid;
 
 /// The present time.
@@ -39,6 +40,10 @@ pub struct SeenInstance {
     pub ended: Option<SeenEnd>,
     /// True if the instance has ended and the node will restart it.
     pub is_restart_due: bool,
+    /// The health that the node told, by the check of the START.
+    pub health: HealthState,
+    /// The reason why the last check failed; empty if it has passed, or none was made.
+    pub health_detail: String,
     /// The labels that a controller gave to the instance, if it has them.
     pub mark: Option<Mark>,
 }

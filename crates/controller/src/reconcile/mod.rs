@@ -52,7 +52,7 @@ use self::plan::Draft;
 pub use self::plan::{Command, Plan};
 use self::soft::Soft;
 pub use self::soft::Status;
-use crate::model::{HealthCheck, Instance, InstanceState, Spec, State, Write};
+use crate::model::{InstanceState, Spec, State, Write};
 
 /// The reconciler.
 #[derive(Debug)]
@@ -91,17 +91,6 @@ impl Core {
     /// Adds the answer to a START or a query, for the next plan.
     pub fn handle_answer(&mut self, instance: Uuid, answer: Answer) {
         self.soft.answer(instance, answer);
-    }
-
-    /// Adds the outcome of a health check.
-    pub fn handle_check(&mut self, instance: Uuid, is_healthy: bool) {
-        let limit = self.state.instances.get(&instance).and_then(|instance| {
-            let workload = self.state.workloads.get(&instance.workload)?;
-            Some(decide::check_of(workload, instance)?.failures)
-        });
-        if let Some(limit) = limit {
-            self.soft.checked(instance, is_healthy, limit);
-        }
     }
 
     /// The next plan; `uuids` generates new UUIDs. After a plan was carried out, call this again,
@@ -172,20 +161,5 @@ impl Core {
             }
             self.state.take(write);
         }
-    }
-
-    /// The instances that need health checks.
-    pub fn checks<'a>(&'a self, seen: &'a Seen) -> impl Iterator<Item = (&'a Instance, &'a HealthCheck)> {
-        self.state.instances.values().filter_map(|instance| {
-            let workload = self.state.workloads.get(&instance.workload)?;
-            let check = decide::check_of(workload, instance)?;
-            // The port of an instance that its node is starting is not open yet. An instance whose
-            // node is away may be out of reach of this controller and run nevertheless.
-            let is_alive = seen
-                .instances
-                .get(&instance.uuid)
-                .is_some_and(|i| i.ended.is_none() && !i.is_pending && seen.nodes.contains(&i.node));
-            (instance.wanted && is_alive).then_some((&**instance, check))
-        })
     }
 }

@@ -56,9 +56,7 @@ pub(super) struct Soft {
     away: BTreeMap<Uuid, Duration>,
     /// The times since which instances have been alive in the view.
     alive: BTreeMap<Uuid, Duration>,
-    /// The DELETEs that were sent: the time at which the next one is due, and their number.
-    deletes: BTreeMap<Uuid, (Duration, u32)>,
-    health: BTreeMap<Uuid, Checks>,
+    deletes: BTreeMap<Uuid, Deletes>,
     /// The `since` of each instance, and the time at which this process first met that value.
     known: BTreeMap<Uuid, (i64, Duration)>,
     slots: BTreeMap<(String, u32), Slot>,
@@ -78,12 +76,12 @@ struct Unanswered {
     is_query: bool,
 }
 
-/// The outcome of the health checks of an instance.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Checks {
-    pub(super) has_passed: bool,
-    failures: u32,
-    pub(super) is_bad: bool,
+/// The DELETEs of an instance that were sent in this session.
+#[derive(Clone, Copy, Debug)]
+struct Deletes {
+    first: Duration,
+    next: Duration,
+    sent: u32,
 }
 
 /// A slot whose instance has failed: the number of failures in a row, and the time at which the slot
@@ -119,12 +117,6 @@ impl Soft {
         self.away.retain(|node, _| !seen.nodes.contains(node));
         let is_alive = |uuid: &Uuid| seen.instances.get(uuid).is_some_and(|i| i.ended.is_none());
         self.alive.retain(|uuid, _| is_alive(uuid));
-        // The checks of an instance begin anew when its node returns.
-        let is_on_node = |uuid: &Uuid| {
-            let instance = seen.instances.get(uuid);
-            instance.is_some_and(|instance| seen.nodes.contains(&instance.node))
-        };
-        self.health.retain(|uuid, _| is_on_node(uuid));
         let was_backup = self.backup_until.is_some_and(|until| now.elapsed >= until);
         if was_backup {
             self.backup_until = None;
@@ -218,22 +210,31 @@ impl Soft {
 
     /// True if a DELETE of an instance is due; then it counts as sent.
     pub(super) fn delete(&mut self, instance: Uuid, now: Now) -> bool {
-        let (due, sent) = self.deletes.get(&instance).copied().unwrap_or_default();
-        if due > now.elapsed {
+        let deletes = self.deletes.entry(instance).or_insert(Deletes {
+            first: now.elapsed,
+            next: now.elapsed,
+            sent: 0,
+        });
+        if deletes.next > now.elapsed {
             return false;
         }
-        let pause = DELETE_AGAIN.saturating_mul(1 << sent.min(6)).min(LONGEST_PAUSE);
-        let next = (now.elapsed + pause, sent.saturating_add(1));
-        self.deletes.insert(instance, next);
+        let pause = DELETE_AGAIN
+            .saturating_mul(1 << deletes.sent.min(6))
+            .min(LONGEST_PAUSE);
+        deletes.next = now.elapsed + pause;
+        deletes.sent = deletes.sent.saturating_add(1);
         // If the DELETE overtakes the end of the START, the START may never be answered. So the
         // instance is queried as soon as no node lists it.
         self.unanswered.remove(&instance);
         true
     }
 
-    /// The outcome of the health checks of an instance.
-    pub(super) fn health(&self, instance: Uuid) -> Checks {
-        self.health.get(&instance).copied().unwrap_or_default()
+    /// The time since the first DELETE of an instance.
+    pub(super) fn ending_for(&self, instance: Uuid, now: Now) -> Duration {
+        let deletes = self.deletes.get(&instance);
+        deletes.map_or(Duration::ZERO, |deletes| {
+            now.elapsed.saturating_sub(deletes.first)
+        })
     }
 
     /// The number of failures in a row of a slot; `None` while the slot is in a pause.
@@ -281,17 +282,6 @@ impl Soft {
         self.backup_until = Some(now.elapsed + BACKUP);
     }
 
-    pub(super) fn checked(&mut self, instance: Uuid, is_healthy: bool, limit: u32) {
-        let health = self.health.entry(instance).or_default();
-        if is_healthy {
-            health.has_passed = true;
-            health.failures = 0;
-        } else {
-            health.failures = health.failures.saturating_add(1);
-        }
-        health.is_bad = health.failures >= limit;
-    }
-
     /// Begins a pause for the slot of an instance that has failed.
     pub(super) fn failed(&mut self, instance: &Instance, why: &str, now: Now) {
         let alive = self.alive.get(&instance.uuid);
@@ -331,7 +321,6 @@ impl Soft {
         self.settled(instance);
         self.alive.remove(&instance);
         self.deletes.remove(&instance);
-        self.health.remove(&instance);
     }
 
     pub(super) fn forget_failures(&mut self, workload: &str) {

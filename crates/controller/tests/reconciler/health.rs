@@ -2,23 +2,40 @@
 
 use super::*;
 
-#[test]
-fn an_instance_whose_check_fails_is_replaced() {
+/// A workload of this count with a health check, and its instances.
+fn checked(count: u32) -> (Bench, Vec<Uuid>) {
     let mut bench = Bench::new();
-    let mut spec = web(1, "a");
+    let mut spec = web(count, "a");
     spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
     bench.apply(spec);
     bench.settle();
-    let one = bench.checked()[0];
+    let instances = bench.checked();
+    (bench, instances)
+}
+
+/// The same, once all of them were healthy.
+fn steady(count: u32) -> (Bench, Vec<Uuid>) {
+    let (mut bench, instances) = checked(count);
+    for one in &instances {
+        bench.tell(*one, HealthState::Healthy);
+    }
+    bench.wait(5);
+    bench.settle();
+    assert_eq!(bench.workload().rollout.state, RolloutState::Steady);
+    (bench, instances)
+}
+
+#[test]
+fn an_instance_whose_check_fails_is_replaced() {
+    let (mut bench, instances) = checked(1);
+    let one = instances[0];
     bench.wait(10);
     bench.settle();
     assert_eq!(bench.core.status()["web"].healthy, 0, "no check has passed yet");
-    bench.core.handle_check(one, true);
+    bench.tell(one, HealthState::Healthy);
     bench.settle();
     assert_eq!(bench.core.status()["web"].healthy, 1);
-    bench.core.handle_check(one, false);
-    assert!(bench.settle().is_empty());
-    bench.core.handle_check(one, false);
+    bench.tell(one, HealthState::Unhealthy);
     bench.settle();
     bench.wait(1);
     bench.settle();
@@ -26,43 +43,95 @@ fn an_instance_whose_check_fails_is_replaced() {
 }
 
 #[test]
-fn an_instance_that_its_node_is_starting_is_not_checked() {
+fn the_check_goes_to_the_node_with_each_start() {
+    let mut bench = Bench::new();
     let mut spec = web(1, "a");
-    spec["health"] = serde_json::json!({"tcp": 80});
-    let (mut bench, uuid) = pending_with(spec);
-    assert!(bench.checked().is_empty());
-    bench.seen.instances.get_mut(&uuid).unwrap().is_pending = false;
-    bench.settle();
-    assert_eq!(bench.checked(), [uuid]);
+    spec["health"] = serde_json::json!({"command": ["test", "-e", "ready"], "start_s": 5});
+    bench.apply(spec);
+    let commands = bench.settle();
+    let [Command::Start(payload)] = &commands[..] else {
+        panic!("{commands:?}")
+    };
+    let health = payload.start.health.clone().unwrap();
+    assert_eq!((health.command.len(), health.start_s, health.failures), (3, 5, 3));
 }
 
 #[test]
-fn an_instance_whose_node_returns_is_checked_anew() {
-    let mut bench = Bench::new();
+fn an_instance_that_its_node_is_starting_is_not_healthy_and_not_failed() {
     let mut spec = web(1, "a");
-    spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
-    bench.apply(spec);
+    spec["health"] = serde_json::json!({"tcp": 80});
+    let (mut bench, uuid) = pending_with(spec);
+    bench.seen.instances.get_mut(&uuid).unwrap().is_pending = false;
+    bench.wait(200);
     bench.settle();
-    let one = bench.checked()[0];
-    bench.core.handle_check(one, true);
-    bench.core.handle_check(one, false);
+    let status = &bench.core.status()["web"];
+    assert_eq!((status.running, status.healthy), (1, 0));
+    assert_eq!(bench.seen.instances.len(), 1);
+}
+
+#[test]
+fn nothing_follows_from_the_health_that_a_node_told_before_it_left() {
+    let (mut bench, instances) = steady(1);
+    bench.tell(instances[0], HealthState::Unhealthy);
     bench.seen.nodes.clear();
-    bench.settle();
-    assert!(bench.checked().is_empty());
-    // The outcome of a check that was under way when the node left.
-    bench.core.handle_check(one, false);
     bench.wait(30);
     assert!(bench.settle().is_empty());
+    bench.tell(instances[0], HealthState::Healthy);
     bench.seen.nodes.insert(NODE);
     assert!(bench.settle().is_empty());
-    assert_eq!(bench.checked(), [one]);
-    bench.core.handle_check(one, false);
-    assert!(
-        bench.settle().is_empty(),
-        "the failures before the absence do not count"
-    );
-    bench.core.handle_check(one, false);
-    assert!(matches!(bench.settle()[..], [Command::Delete { instance, .. }] if instance == one));
+    assert_eq!(bench.core.status()["web"].healthy, 1);
+}
+
+#[test]
+fn unknown_health_is_neither_healthy_nor_failed() {
+    // The nodes of an older version make no checks.
+    let (mut bench, instances) = steady(3);
+    for one in &instances {
+        bench.tell(*one, HealthState::Unset);
+    }
+    bench.wait(1000);
+    assert!(bench.settle().is_empty(), "none is replaced");
+    let status = bench.core.status()["web"].clone();
+    assert_eq!((status.running, status.healthy), (3, 0));
+    assert!(status.problem.unwrap().contains("is unknown"));
+    // One that is known to be unhealthy is replaced, because the others run.
+    bench.tell(instances[0], HealthState::Unhealthy);
+    assert!(matches!(bench.settle()[..], [Command::Delete { .. }]));
+}
+
+#[test]
+fn a_version_of_unknown_health_goes_back_and_is_never_good() {
+    let mut bench = three();
+    let mut spec = web(3, "b");
+    spec["health"] = serde_json::json!({"tcp": 80});
+    bench.apply(spec);
+    for _ in 0..40 {
+        for one in bench.checked() {
+            bench.tell(one, HealthState::Unset);
+        }
+        bench.settle();
+        assert!(bench.seen.instances.len() >= 2);
+        bench.wait(10);
+    }
+    assert_eq!(bench.workload().version, 1, "{:?}", bench.workload().rollout);
+    assert_eq!(bench.workload().good, [1]);
+}
+
+#[test]
+fn a_replacement_has_to_be_healthy_before_the_next_one() {
+    let (mut bench, instances) = steady(3);
+    for one in &instances {
+        bench.tell(*one, HealthState::Unhealthy);
+    }
+    bench.settle();
+    bench.wait(1);
+    bench.settle();
+    bench.wait(100);
+    assert!(bench.settle().is_empty(), "its first checks are under way");
+    assert_eq!(bench.seen.instances.len(), 3);
+    let new = bench.checked().into_iter().find(|one| !instances.contains(one));
+    bench.tell(new.unwrap(), HealthState::Healthy);
+    assert!(matches!(bench.settle()[..], [Command::Delete { .. }]));
 }
 
 #[test]
@@ -121,22 +190,11 @@ fn three() -> Bench {
 
 #[test]
 fn a_check_that_fails_everywhere_replaces_one_instance_at_a_time() {
-    let mut bench = Bench::new();
-    let mut spec = web(3, "a");
-    spec["health"] = serde_json::json!({"tcp": 80, "failures": 1});
-    bench.apply(spec);
-    bench.settle();
-    bench
-        .checked()
-        .iter()
-        .for_each(|one| bench.core.handle_check(*one, true));
-    bench.wait(5);
-    bench.settle();
-    assert_eq!(bench.workload().rollout.state, RolloutState::Steady);
+    let (mut bench, _) = steady(3);
     let mut starts = 0;
     for _ in 0..60 {
         for one in bench.checked() {
-            bench.core.handle_check(one, false);
+            bench.tell(one, HealthState::Unhealthy);
         }
         bench.obeys = false;
         let commands = bench.settle();
@@ -158,7 +216,7 @@ fn a_check_that_fails_everywhere_replaces_one_instance_at_a_time() {
     }
     assert!((3..25).contains(&starts), "{starts}: the pauses grow");
     let problem = bench.core.status()["web"].problem.clone().unwrap();
-    assert!(problem.contains("unhealthy"), "{problem}");
+    assert!(problem.contains("unhealthy: port 80: refused"), "{problem}");
 }
 
 #[test]
@@ -171,7 +229,7 @@ fn a_wrong_check_is_a_version_that_goes_back() {
     for _ in 0..60 {
         bench.settle();
         for one in bench.checked() {
-            bench.core.handle_check(one, false);
+            bench.tell(one, HealthState::Unhealthy);
         }
         bench.wait(2);
     }

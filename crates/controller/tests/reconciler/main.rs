@@ -13,6 +13,7 @@ use ssntp_controller::model::{InstanceState, RolloutState, State, Write};
 use ssntp_controller::reconcile::{
     Answer, Command, Core, Mark, Now, Plan, Refused, RolloutOrder, Seen, SeenEnd, SeenInstance,
 };
+use ssntp_payload::HealthState;
 use uuid::Uuid;
 
 const NODE: Uuid = Uuid::from_u128(0xa0);
@@ -92,6 +93,11 @@ impl Bench {
                     is_pending: false,
                     ended: None,
                     is_restart_due: false,
+                    health: match payload.start.health {
+                        Some(_) => HealthState::Starting,
+                        None => HealthState::Unset,
+                    },
+                    health_detail: String::new(),
                     mark: Some(mark),
                 };
                 self.seen.instances.insert(payload.start.instance_uuid, seen);
@@ -106,10 +112,23 @@ impl Bench {
         self.now.unix_ms += i64::try_from(seconds).unwrap() * 1000;
     }
 
-    /// The instances that need health checks.
+    /// The instances that their nodes check.
     fn checked(&self) -> Vec<Uuid> {
-        let checks = self.core.checks(&self.seen);
-        checks.map(|(instance, _)| instance.uuid).collect()
+        let all = self.seen.instances.iter();
+        all.filter(|(_, seen)| seen.health != HealthState::Unset)
+            .map(|(uuid, _)| *uuid)
+            .collect()
+    }
+
+    /// The node of an instance tells its health.
+    fn tell(&mut self, instance: Uuid, health: HealthState) {
+        let seen = self.seen.instances.get_mut(&instance).unwrap();
+        seen.health_detail = if health == HealthState::Unhealthy {
+            "port 80: refused".into()
+        } else {
+            String::new()
+        };
+        seen.health = health;
     }
 
     /// The only workload.

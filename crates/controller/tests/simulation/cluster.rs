@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ssntp_controller::reconcile::{Answer, Command, Mark, SeenEnd, SeenInstance};
-use ssntp_payload::StartPayload;
+use ssntp_payload::{HealthState, StartPayload};
 use uuid::Uuid;
 
 use super::random::Random;
@@ -23,6 +23,12 @@ pub(crate) struct Running {
     is_bad: bool,
     /// The time at which the instance fails, if it does.
     fails_at: Option<u64>,
+    /// The health that its node tells.
+    pub(crate) health: HealthState,
+    /// The time at which the outcome of its checks is known.
+    checked_at: u64,
+    /// True if its checks fail on every node.
+    is_sick: bool,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +37,8 @@ pub(crate) struct Node {
     /// The node never reconnects.
     pub(crate) is_dead: bool,
     pub(crate) back_at: u64,
+    /// True while all checks fail here.
+    pub(crate) is_sick: bool,
     pub(crate) instances: BTreeMap<Uuid, Running>,
     incoming: VecDeque<Command>,
 }
@@ -162,6 +170,12 @@ impl Cluster {
                         is_pending: true,
                         is_bad: program == "unstartable",
                         fails_at: (program == "fails").then(|| now + random.between(0, 3000)),
+                        health: match start.health {
+                            Some(_) => HealthState::Starting,
+                            None => HealthState::Unset,
+                        },
+                        checked_at: now + random.between(0, 20_000),
+                        is_sick: program == "sick",
                     };
                     node.instances.insert(start.instance_uuid, running);
                 }
@@ -184,6 +198,13 @@ impl Cluster {
         for running in node.instances.values_mut() {
             running.is_pending &= now < running.pending_until;
             running.ended |= !running.is_pending && running.fails_at.is_some_and(|at| now >= at);
+            if running.health != HealthState::Unset && !running.is_pending && now >= running.checked_at {
+                running.health = if running.is_sick || node.is_sick {
+                    HealthState::Unhealthy
+                } else {
+                    HealthState::Healthy
+                };
+            }
         }
         if node.is_connected {
             for instance in node.instances.keys() {
@@ -263,6 +284,8 @@ impl Cluster {
                 how: "exited 1".into(),
             }),
             is_restart_due: false,
+            health: running.health.clone(),
+            health_detail: String::new(),
             mark: Some(running.mark.clone()),
         };
         let instances = self.nodes[&uuid].instances.iter();

@@ -18,6 +18,7 @@
 //! | rest | at each time the reconciler runs out of actions after some steps |
 //! | once | while no node and no scheduler fails, no slot ever has two instances that run, however often the controller is killed |
 //! | desired | once faults end, exactly the wanted instances run, with the right version, and stay |
+//! | available | the controller removes a running instance only while at least the count less `max_unavailable` of the others run |
 //! | back | a version that fails is rolled back to the last good one |
 //!
 //! `SSNTP_SEED=n` replays one seed and prints its events; `SSNTP_SEEDS=n` runs this number of seeds;
@@ -81,6 +82,7 @@ fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
             ends: random.happens(500),
             database: random.happens(200),
             clock: random.happens(400),
+            checks: random.happens(500),
         };
         let mut world = World::new(seed, faults, trace);
         world.run();

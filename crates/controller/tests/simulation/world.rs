@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use ssntp_controller::Spec;
-use ssntp_controller::model::{RolloutState, State, Workload, Write};
+use ssntp_controller::model::{Instance, InstanceState, RolloutState, State, Workload, Write};
 use ssntp_controller::reconcile::{Command, Core, Now, RolloutOrder, Seen};
 use uuid::Uuid;
 
@@ -31,6 +31,8 @@ pub(crate) struct Faults {
     pub(crate) ends: bool,
     /// The database is lost once, and with it the record of STARTs under way, so these may run twice.
     pub(crate) database: bool,
+    /// Health checks fail on a node.
+    pub(crate) checks: bool,
     /// The time of day jumps, by days in both directions.
     pub(crate) clock: bool,
 }
@@ -115,6 +117,7 @@ impl World {
         self.is_calm = true;
         for node in self.cluster.nodes.values_mut() {
             node.back_at = node.back_at.min(until + 20_000);
+            node.is_sick = false;
         }
         let expected = self.last_orders();
         self.settle();
@@ -147,11 +150,7 @@ impl World {
             let program = match stable {
                 Some(stable) if fails && !paused => {
                     expected.insert(name.clone(), stable);
-                    if self.random.happens(500) {
-                        "fails"
-                    } else {
-                        "unstartable"
-                    }
+                    ["fails", "unstartable", "sick"][self.random.below(3) as usize]
                 }
                 _ => "runs",
             };
@@ -172,7 +171,7 @@ impl World {
 
     fn spec(&mut self, name: &str, what: &str) -> Spec {
         let random = &mut self.random;
-        let json = serde_json::json!({
+        let mut json = serde_json::json!({
             "name": name,
             "count": random.below(7),
             "start": { "command": [what, format!("v{}", random.below(4))] },
@@ -183,19 +182,23 @@ impl World {
             },
             "reschedule": { "grace_s": random.between(20, 90) },
         });
+        if what == "sick" || random.happens(400) {
+            json["health"] = serde_json::json!({"tcp": 80});
+        }
         serde_json::from_value(json).unwrap()
     }
 
     /// A user gives a random order.
     fn order(&mut self) {
         let name = NAMES[self.random.below(3) as usize];
-        match self.random.below(10) {
+        match self.random.below(11) {
             0 => self.write(|core| core.delete(name)),
             1 => self.write(|core| core.rollout(name, RolloutOrder::Back)),
             2 => self.write(|core| core.rollout(name, RolloutOrder::Pause)),
             3 => self.write(|core| core.rollout(name, RolloutOrder::Resume)),
             what => {
-                let what = ["unstartable", "fails", "runs", "runs", "runs", "runs"][what as usize - 4];
+                let all = ["unstartable", "fails", "sick", "runs", "runs", "runs", "runs"];
+                let what = all[what as usize - 4];
                 let spec = self.spec(name, what);
                 self.apply(spec);
             }
@@ -220,13 +223,47 @@ impl World {
                 self.tell(|| format!("{}: {}", event.kind, event.text));
             }
             match write {
-                Write::Instance(instance) => drop(self.written.insert(instance.uuid)),
+                Write::Instance(instance) => {
+                    self.check_available(instance);
+                    self.written.insert(instance.uuid);
+                }
                 Write::Workload(workload) => self.check_rollout(workload),
                 Write::WorkloadGone(name) => self.good.retain(|(of, _)| of != name),
                 _ => {}
             }
             take(&mut self.disk, write.clone());
         }
+    }
+
+    /// The controller removes a running instance only while enough others run.
+    fn check_available(&self, instance: &Instance) {
+        let runs = |instance: &Instance| {
+            let seen = self.seen.instances.get(&instance.uuid);
+            let is_alive =
+                seen.is_some_and(|seen| seen.ended.is_none() && self.seen.nodes.contains(&seen.node));
+            instance.wanted && instance.state == InstanceState::Running && is_alive
+        };
+        let before = self.disk.instances.get(&instance.uuid);
+        let workload = self.disk.workloads.get(&instance.workload);
+        let Some(workload) = workload.filter(|workload| {
+            let is_removed = before.is_some_and(|before| runs(before)) && !instance.wanted;
+            is_removed && !workload.deleting && instance.slot <= workload.spec.count
+        }) else {
+            return;
+        };
+        let others = self
+            .disk
+            .instances
+            .values()
+            .filter(|other| other.workload == workload.name && other.slot <= workload.spec.count)
+            .filter(|other| other.uuid != instance.uuid && runs(other))
+            .count();
+        assert!(
+            others + workload.spec.update.max_unavailable as usize >= workload.spec.count as usize,
+            "{} is removed, and only {others} of {} others run",
+            instance.uuid,
+            workload.name
+        );
     }
 
     /// A version that never was good is never gone back to.
@@ -298,6 +335,12 @@ impl World {
         if sessions && self.random.happens(5) {
             self.tell(|| "the session is lost".into());
             self.lose_session();
+        }
+        if self.faults.checks && self.random.happens(10) {
+            let count = self.cluster.nodes.len() as u64;
+            let at = self.random.below(count) as usize;
+            let node = self.cluster.nodes.values_mut().nth(at).unwrap();
+            node.is_sick = !node.is_sick;
         }
         if self.faults.clock && self.random.happens(20) {
             self.day = 1_700_000_000_000 + self.random.below(2_000_000_000) as i64;

@@ -431,3 +431,30 @@ fn an_instance_has_a_name_and_labels_within_their_bounds() {
         );
     }
 }
+
+/// A key of this project, which others ignore.
+#[test]
+fn a_health_check_is_read_and_written_and_left_out_without_one() {
+    let none = Start {
+        instance_uuid: INSTANCE.parse().unwrap(),
+        ..Start::default()
+    };
+    assert!(!text(&none.encode()).contains("health"));
+    let text = format!(
+        "start: {{instance_uuid: {INSTANCE}, health: {{http: {{port: 80, path: /up}}, of_tomorrow: 1}}}}"
+    );
+    let read = Start::decode(text.as_bytes()).unwrap();
+    let health = read.health.clone().unwrap();
+    assert_eq!(
+        (health.http.port, health.http.path.as_str(), health.http.status),
+        (80, "/up", 0)
+    );
+    let times = (
+        health.interval_s,
+        health.timeout_s,
+        health.failures,
+        health.start_s,
+    );
+    assert_eq!(times, (10, 3, 3, 60));
+    survives(&read);
+}

@@ -60,7 +60,7 @@ fn stats_have_the_end_and_the_name_of_instances() {
     };
     let nothing = written(&InstanceStats::default());
     for key in [
-        "restart", "name", "labels", "started", "ended", "exit_", "memory:", "detail",
+        "restart", "name", "labels", "started", "ended", "exit_", "memory:", "detail", "health",
     ] {
         assert!(!nothing.contains(&format!("  {key}")), "{key}: {nothing}");
     }
@@ -73,6 +73,9 @@ fn stats_have_the_end_and_the_name_of_instances() {
         exit_signal: 9,
         out_of_memory: true,
         detail: "it was killed".to_owned(),
+        health: HealthState::Unhealthy,
+        health_since: "2026-01-21T12:53:40Z".to_owned(),
+        health_detail: "port 80: refused".to_owned(),
         ..InstanceStats::default()
     };
     assert!(written(&ended).contains("  exit_code: 0\n"), "0 is not unknown");

@@ -15,7 +15,7 @@ use super::application::SharedLog;
 use ssntp::Role;
 use ssntp::proto::{Event, Frame};
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Commit, Driver, Ended, Exit, Found, InstanceDir, Launch, Measurable, NewsSink, Refused, RunId, Running,
     Usage, Volume,
 };
 use ssntp_agent::{Step, SteppedAgent, SteppedConfig};
@@ -174,7 +174,7 @@ pub(super) struct Table {
 
 #[derive(Default)]
 struct Instance {
-    sink: Option<EndSink>,
+    sink: Option<NewsSink>,
     ends: Option<Instant>,
     is_asked: bool,
 }
@@ -210,11 +210,12 @@ impl Table {
         for (uuid, instance) in &ended {
             self.log.lock().unwrap().ended_by_themselves += u64::from(!instance.is_asked);
             if let Some(sink) = &instance.sink {
-                sink(Ended {
+                let ended = Ended {
                     instance: *uuid,
                     handle: RunId::default(),
                     exit: Exit::code(if instance.is_asked { 143 } else { 0 }),
-                });
+                };
+                sink(ended.into());
             }
         }
         !ended.is_empty()
@@ -257,9 +258,9 @@ impl Driver for Table {
         Ok(run)
     }
 
-    fn watch(&self, running: &Running, sink: &EndSink) {
+    fn watch(&self, running: &Running, sink: &NewsSink) {
         if let Some(known) = self.lock().1.get_mut(&running.place.instance()) {
-            known.sink = Some(EndSink::clone(sink));
+            known.sink = Some(NewsSink::clone(sink));
         }
     }
 

@@ -12,7 +12,7 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind, Operands, Status
 use ssntp::server::ServerConfig;
 use ssntp::transport::memory::MemoryListener;
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Commit, Driver, Ended, Exit, Found, InstanceDir, Launch, Measurable, NewsSink, Refused, RunId, Running,
     Usage, Volume,
 };
 use ssntp_agent::{Agent, AgentConfig, Policy, RunAs};
@@ -199,7 +199,7 @@ pub(super) fn serves_others(world: &World, node: &Node) {
 
 /// A driver whose instances do nothing until they are stopped.
 #[derive(Default)]
-struct Idle(Mutex<HashMap<Uuid, Option<EndSink>>>);
+struct Idle(Mutex<HashMap<Uuid, Option<NewsSink>>>);
 
 impl std::fmt::Debug for Idle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -227,9 +227,9 @@ impl Driver for Idle {
         Ok(handle)
     }
 
-    fn watch(&self, running: &Running, sink: &EndSink) {
+    fn watch(&self, running: &Running, sink: &NewsSink) {
         if let Some(watched) = self.0.lock().unwrap().get_mut(&running.place.instance()) {
-            *watched = Some(EndSink::clone(sink));
+            *watched = Some(NewsSink::clone(sink));
         }
     }
 
@@ -237,11 +237,12 @@ impl Driver for Idle {
         let instance = running.place.instance();
         let sink = self.0.lock().unwrap().remove(&instance).flatten();
         if let Some(sink) = sink {
-            sink(Ended {
+            let ended = Ended {
                 instance,
                 handle: running.handle.clone(),
                 exit: Exit::code(0),
-            });
+            };
+            sink(ended.into());
         }
         Ok(())
     }

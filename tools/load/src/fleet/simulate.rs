@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Counts;
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Commit, Driver, Ended, Exit, Found, InstanceDir, Launch, Measurable, NewsSink, Refused, RunId, Running,
     Usage, Volume,
 };
 use ssntp_payload::Start;
@@ -22,7 +22,7 @@ pub(super) struct SimulateDriver {
 
 struct Simulated {
     run: u64,
-    sink: Option<EndSink>,
+    sink: Option<NewsSink>,
 }
 
 impl std::fmt::Debug for Simulated {
@@ -50,11 +50,12 @@ impl SimulateDriver {
             _ => None,
         });
         if let Some(sink) = ended.and_then(|simulated| simulated.sink) {
-            sink(Ended {
+            let ended = Ended {
                 instance,
                 handle: running.handle.clone(),
                 exit: Exit::code(code),
-            });
+            };
+            sink(ended.into());
         }
     }
 }
@@ -82,10 +83,10 @@ impl Driver for SimulateDriver {
         Ok(handle)
     }
 
-    fn watch(&self, running: &Running, sink: &EndSink) {
+    fn watch(&self, running: &Running, sink: &NewsSink) {
         self.with(|all| {
             if let Some(simulated) = all.get_mut(&running.place.instance()) {
-                simulated.sink = Some(EndSink::clone(sink));
+                simulated.sink = Some(NewsSink::clone(sink));
             }
         });
     }
@@ -143,7 +144,7 @@ mod tests {
 
     use super::*;
     use ssntp_agent::Policy;
-    use ssntp_agent::driver::Cancel;
+    use ssntp_agent::driver::{Cancel, News};
     use ssntp_payload::StartPayload;
 
     #[test]
@@ -170,7 +171,11 @@ mod tests {
         assert!((20..=80).contains(&usages[0].memory_mb) && usages[1].memory_mb == 0);
         let ends = Arc::new(Mutex::new(Vec::new()));
         let counted_ends = Arc::clone(&ends);
-        let sink: EndSink = Arc::new(move |ended: Ended| counted_ends.lock().unwrap().push(ended.exit.code));
+        let sink: NewsSink = Arc::new(move |news| {
+            if let News::Ended(ended) = news {
+                counted_ends.lock().unwrap().push(ended.exit.code);
+            }
+        });
         let running = Running {
             place: place.clone(),
             handle,

@@ -132,11 +132,11 @@ fn a_killed_instance_has_the_exit_code_of_the_signal() {
     stage.pass(settings().grace);
     stage.job(|job| matches!(job, Job::Kill(..)).then_some(()));
     stage.jobs.clear();
-    stage.feed(Input::Ended(Ended {
+    stage.feed(Input::News(News::Ended(Ended {
         instance: ONE,
         handle: handle(ONE),
         exit: Exit::default(),
-    }));
+    })));
     let record = stage.job(|job| match job {
         Job::Save { record, .. } => Some(record.clone()),
         _ => None,

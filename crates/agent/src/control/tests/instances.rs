@@ -161,11 +161,11 @@ fn stop_keeps_persistent_instances_and_deletes_others() {
     stage.launched(ONE);
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
     // A late report of the end of a former run is ignored.
-    stage.feed(Input::Ended(Ended {
+    stage.feed(Input::News(News::Ended(Ended {
         instance: ONE,
         handle: handle(TWO),
         exit: Exit::code(0),
-    }));
+    })));
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
 }
 
@@ -545,4 +545,49 @@ fn a_next_state_waits_for_the_record_of_the_node() {
         assert_eq!(measure(&mut stage), [None]);
         assert!(stage.evacuated.is_empty());
     }
+}
+
+#[test]
+fn the_health_of_the_present_run_is_told_at_once_and_that_of_another_never() {
+    let mut stage = Stage::new();
+    let start = start(ONE);
+    stage.send(&start);
+    let told = |pid: i32, state: HealthState, why: &str| {
+        Input::News(News::Health {
+            instance: ONE,
+            handle: RunId { pid, ..handle(ONE) },
+            health: Health {
+                state,
+                since: UNIX_EPOCH + Duration::from_millis(1_769_000_000_123),
+                why: why.into(),
+            },
+        })
+    };
+    let pid = handle(ONE).pid;
+    // The first news of a run may come before the outcome of its launch.
+    stage.feed(told(pid, HealthState::Starting, ""));
+    let health = |stage: &mut Stage| {
+        let told = stage.stats().instances.remove(0);
+        (told.health, told.health_since, told.health_detail)
+    };
+    assert_eq!(health(&mut stage).0, HealthState::Unset, "it does not run");
+    stage.launched(ONE);
+    assert_eq!(health(&mut stage).0, HealthState::Starting);
+    stage.pass(SETTLE);
+    stage.sent.clear();
+    stage.feed(told(pid, HealthState::Unhealthy, "port 80: refused"));
+    stage.pass(SETTLE);
+    let sent = stage.sent.iter().filter(|frame| frame.kind() == Command::STATS);
+    assert_eq!(sent.count(), 1, "a change is reported before the next interval");
+    let (state, since, why) = health(&mut stage);
+    assert_eq!(
+        (state, since.as_str(), why.as_str()),
+        (
+            HealthState::Unhealthy,
+            "2026-01-21T12:53:20.123Z",
+            "port 80: refused"
+        )
+    );
+    stage.feed(told(pid + 1, HealthState::Healthy, ""));
+    assert_eq!(health(&mut stage).0, HealthState::Unset);
 }

@@ -20,6 +20,7 @@ mod volumes;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::time::UNIX_EPOCH;
 
 use super::instances::HUNG;
 use super::outbox::{MAX_PARKED, REPEATED, RETRY};
@@ -27,8 +28,8 @@ use super::reports::{PATIENCE, SETTLE, SETTLE_EACH};
 use super::volumes::MAX_VOLUME_OPS;
 use super::*;
 use crate::driver::{
-    Commit, Driver, EndSink, Exit, Found, InstanceDir, Launch, Measurable, Reason, Refused, RunId, Running,
-    Volume,
+    Commit, Driver, Exit, Found, Health, InstanceDir, Launch, Measurable, NewsSink, Reason, Refused, RunId,
+    Running, Volume,
 };
 use crate::policy::Policy;
 use crate::store::RecordPhase;
@@ -90,7 +91,7 @@ impl Driver for Fake {
     fn launch(&self, _: &Launch<'_>, _: &mut Commit<'_>) -> Result<RunId, Refused> {
         unreachable!("only workers launch instances")
     }
-    fn watch(&self, _: &Running, _: &EndSink) {
+    fn watch(&self, _: &Running, _: &NewsSink) {
         unreachable!()
     }
     fn terminate(&self, _: &Running) -> io::Result<()> {
@@ -309,11 +310,11 @@ impl Stage {
     }
 
     fn end(&mut self, id: Uuid, code: i32) {
-        self.feed(Input::Ended(Ended {
+        self.feed(Input::News(News::Ended(Ended {
             instance: id,
             handle: handle(id),
             exit: Exit::code(code),
-        }));
+        })));
     }
 
     fn removed(&mut self, id: Uuid) {

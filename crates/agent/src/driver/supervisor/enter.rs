@@ -46,16 +46,18 @@ pub(super) fn enter() -> ExitCode {
     let mut supervisor = UnixStream::from(supervisor);
     let error = match Order::read(&supervisor) {
         // If it cannot be written, the supervisor has ended, and this process with it.
-        Ok(order) => become_program(&order, || drop(supervisor.write_all(ENTERED))),
+        Ok(order) => become_program(&order, None, || drop(supervisor.write_all(ENTERED))),
         Err(e) => Refused::io("its order", &e),
     };
     let _ = supervisor.write_all(State::Failed(error).line().as_bytes());
     ExitCode::FAILURE
 }
 
-/// Becomes the program. `on_entered` is called when nothing is left to do but to execute it.
-fn become_program(order: &Order, on_entered: impl FnOnce()) -> Refused {
-    if let Err(error) = prepare(order) {
+/// Becomes the program of an order: the first one of its run, or, with the `leader` of a run, a further one
+/// beside it. `on_entered` is called when nothing is left to do but to execute it. Returns only if that
+/// fails.
+pub(super) fn become_program(order: &Order, leader: Option<&str>, on_entered: impl FnOnce()) -> Refused {
+    if let Err(error) = prepare(order, leader) {
         return error;
     }
     stop_ignoring_signals();
@@ -91,8 +93,7 @@ fn stop_ignoring_signals() {
     }
 }
 
-fn prepare(order: &Order) -> Result<(), Refused> {
-    let system = |what: String| move |e: rustix::io::Errno| Refused::io(what, &e.into());
+fn prepare(order: &Order, leader: Option<&str>) -> Result<(), Refused> {
     // 0 stands for the process that writes it.
     let joined = order
         .limits
@@ -109,21 +110,12 @@ fn prepare(order: &Order) -> Result<(), Refused> {
     if let Some(processes) = order.limits.processes {
         limit(Resource::Nproc, processes);
     }
-    mounts::enter(order).map_err(|e| Refused::io("its mounts", &e))?;
-    if let Some(user) = order.exec.user {
-        let (uid, gid) = user_of(user);
-        let groups: Vec<_> = order.exec.group.into_iter().map(Gid::from_raw).collect();
-        // The order matters: after the change of the user, the process has no right to change its
-        // groups.
-        set_thread_groups(&groups).map_err(system("its groups".into()))?;
-        set_thread_gid(gid).map_err(system(format!("group {}", user.gid)))?;
-        let is_kept = order.administers_network;
-        set_keep_capabilities(is_kept).map_err(system("capabilities".into()))?;
-        set_thread_uid(uid).map_err(system(format!("user {}", user.uid)))?;
-        if is_kept {
-            keep_network_rights().map_err(system("the rights of a concentrator".into()))?;
-        }
+    match leader {
+        Some(leader) => mounts::join(order, leader),
+        None => mounts::enter(order),
     }
+    .map_err(|e| Refused::io("its mounts", &e))?;
+    become_user(order)?;
     // This comes after the change of the user, so that it fails for a directory that the user may
     // not enter.
     env::set_current_dir(&order.exec.dir).map_err(|e| Refused::io(order.exec.dir.display(), &e))?;
@@ -148,6 +140,27 @@ fn prepare(order: &Order) -> Result<(), Refused> {
         // The address space is not limited, because many programs reserve far more of it than they
         // use.
         limit(Resource::Data, data);
+    }
+    Ok(())
+}
+
+/// Becomes the user of the program. Its rights to the network are kept, if the order says so.
+pub(super) fn become_user(order: &Order) -> Result<(), Refused> {
+    let system = |what: String| move |e: rustix::io::Errno| Refused::io(what, &e.into());
+    let Some(user) = order.exec.user else {
+        return Ok(());
+    };
+    let (uid, gid) = user_of(user);
+    let groups: Vec<_> = order.exec.group.into_iter().map(Gid::from_raw).collect();
+    // The order matters: after the change of the user, the process has no right to change its
+    // groups.
+    set_thread_groups(&groups).map_err(system("its groups".into()))?;
+    set_thread_gid(gid).map_err(system(format!("group {}", user.gid)))?;
+    let is_kept = order.administers_network;
+    set_keep_capabilities(is_kept).map_err(system("capabilities".into()))?;
+    set_thread_uid(uid).map_err(system(format!("user {}", user.uid)))?;
+    if is_kept {
+        keep_network_rights().map_err(system("the rights of a concentrator".into()))?;
     }
     Ok(())
 }

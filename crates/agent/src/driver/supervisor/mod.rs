@@ -12,6 +12,7 @@
 //!        ◀── running ── │ ◀─ closed ─ program ── its children …
 //!                       │               │
 //!                       │ ◀── pipes ────┘ ──▶ stdout.log, stderr.log, within bounds
+//!        ◀── running ── │ ◀── health ── supervise-instance --check, again and again
 //!        ◀── ended ──── │ ──▶ run/state
 //! ```
 //!
@@ -65,6 +66,7 @@
 //! | `connection` | the agent's connection to a supervisor |
 //! | `enter` | the process that becomes the program |
 //! | `mounts` | its mount namespace |
+//! | `check` | the health checks of a run |
 //! | `order` | the program to run, and its limits |
 //! | `state` | the state of a run |
 //! | `logs` | the output of instances, within bounds |
@@ -80,6 +82,7 @@
 )]
 
 mod cgroup;
+mod check;
 mod connection;
 mod enter;
 mod leftovers;
@@ -93,9 +96,10 @@ mod state;
 mod watch;
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -114,6 +118,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
 use uuid::Uuid;
 
 use self::cgroup::Cgroups;
+use self::check::CHECK;
 pub use self::connection::connect_to;
 use self::connection::{answer, ask, reach, run_of};
 pub use self::enter::find_program;
@@ -124,8 +129,9 @@ use self::order::{Limits, Order};
 pub(crate) use self::procfs::boot_id;
 use self::state::State;
 use self::watch::{Watch, Watched};
-use super::{Commit, EndSink, Exit, Found, InstanceDir, Reason, Refused, RunId, Running, User};
+use super::{Commit, Exit, Found, InstanceDir, NewsSink, Reason, Refused, RunId, Running, User};
 use crate::network::Wire;
+use ssntp_payload::HealthCheck;
 use ssntp_transport::descriptors;
 
 /// The subcommand that makes this program a supervisor.
@@ -170,13 +176,14 @@ pub fn supervise() -> Option<ExitCode> {
     SUPERVISES.store(true, Ordering::Release);
     let mut arguments = std::env::args_os().skip(1);
     let asked = arguments.next().is_some_and(|argument| argument == SUPERVISE);
-    asked.then(|| supervise_as(arguments.next().as_deref()))
+    asked.then(|| supervise_as(arguments.next().as_deref(), arguments.next()))
 }
 
-fn supervise_as(what: Option<&OsStr>) -> ExitCode {
+fn supervise_as(what: Option<&OsStr>, leader: Option<OsString>) -> ExitCode {
     close_inherited();
     match what {
         Some(what) if what == ENTER => enter::enter(),
+        Some(what) if what == CHECK => check::check(&leader.unwrap_or_default().to_string_lossy()),
         _ => serve::serve(),
     }
 }
@@ -241,6 +248,10 @@ pub struct Program<'a> {
     pub log_mb: u32,
     /// The network of the program; `None` for the host's.
     pub network: Option<&'a dyn Wire>,
+    /// Its health check, which its supervisor makes.
+    pub check: Option<HealthCheck>,
+    /// The address to which checks connect; `None` for 127.0.0.1.
+    pub address: Option<IpAddr>,
 }
 
 /// Starts supervisors and sends them commands. Clones share all state.
@@ -411,6 +422,8 @@ impl Supervisors {
             has_network: program.network.is_some(),
             is_isolated: self.inner.isolates && has_own_user,
             administers_network: program.network.is_some_and(|wire| wire.is_concentrator()),
+            check: program.check,
+            address: program.address,
         };
         match cgroups.create(instance, program.mem_mb, program.vcpus, program.pids) {
             Ok(()) => {
@@ -426,9 +439,9 @@ impl Supervisors {
         order.encode().map_err(too_long)
     }
 
-    /// Calls `sink` when the run has ended: its supervisor is gone, and processes that it has left
+    /// Calls `sink` with the health of the run, and when it has ended: its supervisor is gone, and processes that it has left
     /// were killed.
-    pub fn watch(&self, running: &Running, sink: &EndSink) {
+    pub fn watch(&self, running: &Running, sink: &NewsSink) {
         let launched = lock(&self.inner.launched).remove(&running.handle.pid);
         let (child, stream) = launched.unzip();
         self.inner.watch.add(Watched {
@@ -438,6 +451,7 @@ impl Supervisors {
             cgroups: self.inner.cgroups.clone(),
             sink: Arc::clone(sink),
             looks: 0,
+            line: Vec::new(),
         });
     }
 

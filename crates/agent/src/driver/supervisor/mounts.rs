@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::Path;
 
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use rustix::fs::OFlags;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::system::uname;
@@ -45,16 +45,14 @@ pub(super) fn are_possible() -> bool {
 /// Makes the namespace of the program that this process becomes. The process still has the rights
 /// of the agent.
 pub(super) fn enter(order: &Order) -> io::Result<()> {
-    let resolver = Path::new(&order.place).join(RESOLVER);
-    // A concentrator has no such file, and uses that of the host.
-    let has_resolver = order.has_network && resolver.exists() && Path::new(HOST_RESOLVER).exists();
+    let has_resolver = has_resolver(order);
     let own = order.exec.user.filter(|_| order.is_isolated);
     if !has_resolver && own.is_none() {
         return Ok(());
     }
     separate()?;
     if has_resolver {
-        mount_bind(&resolver, HOST_RESOLVER)?;
+        mount_bind(Path::new(&order.place).join(RESOLVER), HOST_RESOLVER)?;
     }
     let Some(user) = own else { return Ok(()) };
     // This comes before the mount of `/proc`, because the source of the mount is a path in `/proc`.
@@ -69,6 +67,26 @@ pub(super) fn enter(order: &Order) -> io::Result<()> {
         own_temporary(&Path::new(&order.place).join("work/tmp"), user)?;
     }
     own_memory(order.limits.data.unwrap_or(SHARED_MEMORY))
+}
+
+/// Enters the namespaces that the first process of a run has made.
+pub(super) fn join(order: &Order, leader: &str) -> io::Result<()> {
+    let kinds = [
+        ("ipc", CloneFlags::CLONE_NEWIPC),
+        ("mnt", CloneFlags::CLONE_NEWNS),
+    ];
+    for (name, kind) in kinds
+        .into_iter()
+        .filter(|_| order.is_isolated || has_resolver(order))
+    {
+        setns(File::open(format!("/proc/{leader}/ns/{name}"))?, kind)?;
+    }
+    Ok(())
+}
+
+/// A concentrator has no file with name servers, and uses that of the host.
+fn has_resolver(order: &Order) -> bool {
+    order.has_network && Path::new(&order.place).join(RESOLVER).exists() && Path::new(HOST_RESOLVER).exists()
 }
 
 /// Makes the namespace of shared memory, semaphores and message queues, which the kernel removes with its

@@ -5,10 +5,12 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::driver::User;
+use ssntp_payload::HealthCheck;
 
 /// The longest order. The system accepts 2 MiB of arguments and environment (a quarter of the usual
 /// stack limit), and JSON needs up to four bytes for each of these bytes. A program with a longer
@@ -73,6 +75,9 @@ pub(super) struct Order {
     pub(super) is_isolated: bool,
     /// The program may change the network of its namespace.
     pub(super) administers_network: bool,
+    pub(super) check: Option<HealthCheck>,
+    /// The address to which checks connect; `None` for 127.0.0.1.
+    pub(super) address: Option<IpAddr>,
 }
 
 impl Order {
@@ -150,6 +155,11 @@ mod tests {
             has_network: true,
             is_isolated: true,
             administers_network: true,
+            check: Some(HealthCheck {
+                command: vec!["true".into()],
+                ..HealthCheck::default()
+            }),
+            address: Some(IpAddr::from([10, 0, 0, 7])),
         };
         let mut least = Order::default();
         least.exec.program = "true".into();

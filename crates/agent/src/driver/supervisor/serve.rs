@@ -30,6 +30,7 @@ use rustix::process::{
 use rustix::thread::{set_name, set_no_new_privs};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
+use super::check::Checks;
 use super::enter::ENTERED;
 use super::logs::{Log, Output, PAUSE};
 use super::order::Order;
@@ -100,6 +101,8 @@ struct Supervisor {
     complaint: Vec<u8>,
     /// The number of processes in the control group that were killed for memory before the run.
     killed_for_memory: u64,
+    /// The health checks, once the program runs.
+    checks: Option<Checks>,
 }
 
 /// A connection of an agent.
@@ -154,6 +157,7 @@ impl Supervisor {
             leader: None,
             entering: None,
             complaint: Vec::new(),
+            checks: None,
         })
     }
 
@@ -184,8 +188,10 @@ impl Supervisor {
     /// Starts the process that becomes the program.
     fn start(&mut self) -> Result<(), Refused> {
         let failed = |e: io::Error| Refused::io("the program's process", &e);
+        self.checks = Checks::new(&self.order).map_err(|e| Refused::io("its health check", &e))?;
         self.state = State::Running {
             started: Some(SystemTime::now()),
+            health: self.checks.as_ref().map(Checks::health),
         };
         // The state is written first, because from here on the program may run.
         self.file
@@ -254,7 +260,8 @@ impl Supervisor {
             } else if self.is_homeless() {
                 self.kill();
             }
-            self.wait(pause);
+            self.wait(pause.min(self.until_check()));
+            self.check();
             // Output is taken before agents are answered, so that an agent that learns of the end
             // finds all output in the logs.
             self.enter();
@@ -283,10 +290,44 @@ impl Supervisor {
                     self.leader = None;
                     *end = Some((status, SystemTime::now()));
                 }
-                Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+                Ok(Some((pid, status))) => {
+                    let checks = self.checks.as_mut();
+                    if checks.is_some_and(|checks| checks.handle_end(pid, status)) {
+                        self.tell_health();
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
                 Ok(None) => return false,
                 Err(_) => return true,
             }
+        }
+    }
+
+    /// The first process, if its program runs: checks are made beside it.
+    fn checked(&self) -> Option<Pid> {
+        let runs = self.entering.is_none() && self.complaint == ENTERED;
+        self.leader.filter(|_| runs)
+    }
+
+    fn until_check(&self) -> Duration {
+        let checks = self.checks.as_ref().filter(|_| self.checked().is_some());
+        checks.map_or(DIRECTORY_CHECK, Checks::pause)
+    }
+
+    fn check(&mut self) {
+        if let (Some(leader), Some(checks)) = (self.checked(), &mut self.checks)
+            && checks.handle_time(leader)
+        {
+            self.tell_health();
+        }
+    }
+
+    /// Writes and sends the health of the run. If it cannot be written, connected agents still get it.
+    fn tell_health(&mut self) {
+        if let State::Running { health, .. } = &mut self.state {
+            *health = self.checks.as_ref().map(Checks::health);
+            let _ = self.file.write(&self.state);
+            self.send_state();
         }
     }
 
@@ -303,6 +344,7 @@ impl Supervisor {
             .into_iter()
             .chain(pipes.map(AsFd::as_fd))
             .chain(self.entering.as_ref().map(AsFd::as_fd))
+            .chain(self.checks.as_ref().and_then(Checks::output))
             .chain(self.agents.iter().map(|agent| agent.stream.as_fd()))
             .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
@@ -339,7 +381,7 @@ impl Supervisor {
 
     fn exit(&self, status: WaitStatus, ended: SystemTime) -> Exit {
         let signal = status.terminating_signal();
-        let State::Running { started } = self.state else {
+        let State::Running { started, .. } = self.state else {
             return Exit::default();
         };
         Exit {

@@ -23,7 +23,7 @@ use std::time::SystemTime;
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use serde::{Deserialize, Serialize};
 
-use super::super::{Exit, Refused};
+use super::super::{Exit, Health, Refused};
 
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;
@@ -39,7 +39,12 @@ pub(super) enum State {
     /// The program does not run yet: the agent has to write the ID of the run to disk first.
     Held,
     /// The program runs, or is just being executed.
-    Running { started: Option<SystemTime> },
+    Running {
+        started: Option<SystemTime>,
+        /// `None` without a check.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        health: Option<Health>,
+    },
     /// All processes of the run have ended.
     Ended(Exit),
     /// The program could not be executed.
@@ -50,23 +55,34 @@ impl State {
     /// The line, with its line end. An explanation that is too long is cut.
     pub(super) fn line(&self) -> String {
         let mut state = self.clone();
-        if let Self::Failed(error) = &mut state {
-            let plain = error.why.replace(char::is_control, " ");
-            error.why = plain.chars().take(MAX_STATE).collect();
+        if let Some(why) = state.why() {
+            let plain = why.replace(char::is_control, " ");
+            *why = plain.chars().take(MAX_STATE).collect();
         }
         loop {
             // Only a time before 1970 fails, which no kernel's clock shows. Readers would ignore the
             // empty line.
             let mut line = serde_json::to_string(&state).unwrap_or_default();
-            match &mut state {
+            match state.why() {
                 // Some characters are escaped with two bytes, so only the encoded line shows its
                 // length.
-                Self::Failed(error) if line.len() > MAX_STATE => drop(error.why.pop()),
+                Some(why) if line.len() > MAX_STATE => drop(why.pop()),
                 _ => {
                     line.push('\n');
                     return line;
                 }
             }
+        }
+    }
+
+    /// The explanation, which may be of any length.
+    fn why(&mut self) -> Option<&mut String> {
+        match self {
+            Self::Failed(error) => Some(&mut error.why),
+            Self::Running {
+                health: Some(health), ..
+            } => Some(&mut health.why),
+            _ => None,
         }
     }
 
@@ -142,6 +158,7 @@ mod tests {
 
     use super::super::super::Reason;
     use super::*;
+    use ssntp_payload::HealthState;
 
     #[test]
     fn a_line_is_read_as_it_was_written() {
@@ -155,7 +172,18 @@ mod tests {
         };
         for state in [
             State::Held,
-            State::Running { started: at(5) },
+            State::Running {
+                started: at(5),
+                health: None,
+            },
+            State::Running {
+                started: at(5),
+                health: Some(Health {
+                    state: HealthState::Unhealthy,
+                    since: UNIX_EPOCH,
+                    why: "port 80: refused".into(),
+                }),
+            },
             State::Ended(killed),
             State::Ended(Exit::default()),
             State::Failed(Refused::new(Reason::FullCn, "a b=c why=d")),
@@ -168,6 +196,18 @@ mod tests {
             let line = State::Failed(Refused::launch(text.repeat(LINE))).line();
             assert!(line.len() < LINE && line.lines().count() == 1, "{line}");
             assert!(matches!(State::parse(&line), Some(State::Failed(_))));
+            let health = Some(Health {
+                state: HealthState::Starting,
+                since: UNIX_EPOCH,
+                why: text.repeat(LINE),
+            });
+            let started = at(5);
+            let line = State::Running { started, health }.line();
+            assert!(line.len() < LINE && line.lines().count() == 1, "{line}");
+            assert!(matches!(
+                State::parse(&line),
+                Some(State::Running { health: Some(_), .. })
+            ));
         }
     }
 

@@ -3,7 +3,7 @@
 //! The thread has a connection to the supervisor of each run. The connection is closed when the
 //! supervisor ends. While there is no connection, the thread looks for the supervisor in `/proc`.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use log::warn;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::super::{EndSink, Ended, Running};
+use super::super::{Ended, News, NewsSink, Running};
 use super::cgroup::Cgroups;
 use super::leftovers::kill_leftovers;
+use super::state::{self, State};
 use super::{UnixStream, exit_of, is_alive, reach, timespec};
 use ssntp_cluster::clock::now;
 use ssntp_transport::LogLimit;
@@ -45,7 +46,9 @@ pub(super) struct Watched {
     /// The supervisor, if it is a child of this process, which then has to wait for it.
     pub(super) child: Option<Child>,
     pub(super) cgroups: Cgroups,
-    pub(super) sink: EndSink,
+    pub(super) sink: NewsSink,
+    /// The beginning of a line of the supervisor.
+    pub(super) line: Vec<u8>,
     /// The number of times that the supervisor was looked for since the connection was lost.
     pub(super) looks: u32,
 }
@@ -65,9 +68,8 @@ impl Watch {
 
     /// Watches a run. It may have ended already.
     pub(super) fn add(&self, mut watched: Watched) {
-        watched.stream = watched
-            .stream
-            .filter(|stream| stream.set_nonblocking(true).is_ok());
+        let stream = watched.stream.take();
+        watched.connect(stream);
         if let Some(added) = &self.added {
             // The thread ends only after this handle.
             let _ = added.send(watched);
@@ -103,8 +105,7 @@ fn watch(wake: &OwnedFd, added: &Receiver<Watched>) {
     }
 }
 
-/// Waits for an event, and reads the lines of supervisors. Only the end of a connection matters,
-/// so the content of the lines is ignored.
+/// Waits for an event, and reads the lines of supervisors.
 fn wait(wake: &OwnedFd, watched: &mut [Watched], log: &mut LogLimit<()>) {
     let looks = watched
         .iter()
@@ -150,14 +151,46 @@ fn wait(wake: &OwnedFd, watched: &mut [Watched], log: &mut LogLimit<()>) {
 }
 
 impl Watched {
+    /// Reads lines. They tell the health of the run; its end is noticed by that of the connection.
     fn read(&mut self) {
         let Some(stream) = &mut self.stream else { return };
-        match stream.read(&mut [0; 1024]) {
-            Ok(length) if length > 0 => {}
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+        let mut piece = [0; 1024];
+        match stream.read(&mut piece) {
+            Ok(length) if length > 0 => self.line.extend(piece.iter().take(length)),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => return,
             // The supervisor has ended, or closed this connection. `step` finds out which.
-            _ => (self.stream, self.looks) = (None, 0),
+            _ => return self.connect(None),
         }
+        while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.line.drain(..=end).collect();
+            let state = std::str::from_utf8(&line).ok().and_then(State::parse);
+            if let Some(State::Running {
+                health: Some(health), ..
+            }) = state
+            {
+                let Running { place, handle } = &self.running;
+                (self.sink)(News::Health {
+                    instance: place.instance(),
+                    handle: handle.clone(),
+                    health,
+                });
+            }
+        }
+        // No line of a supervisor is longer.
+        if self.line.len() > state::LINE {
+            self.line.clear();
+        }
+    }
+
+    /// Takes a connection over, and asks it for the present state.
+    fn connect(&mut self, stream: Option<UnixStream>) {
+        let mut stream = stream.filter(|stream| stream.set_nonblocking(true).is_ok());
+        if let Some(stream) = &mut stream {
+            // If this fails, the next read does as well.
+            let _ = stream.write_all(b"state\n");
+        }
+        (self.stream, self.looks) = (stream, 0);
+        self.line.clear();
     }
 
     /// Looks for the supervisor of a run without a connection. Returns false if the run has ended and
@@ -177,8 +210,9 @@ impl Watched {
             return !self.report_end();
         }
         // The supervisor runs. It may have closed the connection because it had too many.
-        let stream = reach(&self.running);
-        self.stream = stream.ok().filter(|stream| stream.set_nonblocking(true).is_ok());
+        if let Ok(stream) = reach(&self.running) {
+            self.connect(Some(stream));
+        }
         true
     }
 
@@ -191,11 +225,12 @@ impl Watched {
         }
         let Running { place, handle } = &self.running;
         self.cgroups.remove(place.instance());
-        (self.sink)(Ended {
+        let ended = Ended {
             instance: place.instance(),
             handle: handle.clone(),
             exit: exit_of(place),
-        });
+        };
+        (self.sink)(ended.into());
         true
     }
 }
@@ -234,6 +269,7 @@ mod tests {
                 child: None,
                 cgroups: cgroups.clone(),
                 sink: Arc::new(|_| {}),
+                line: Vec::new(),
                 looks: 0,
             });
         }

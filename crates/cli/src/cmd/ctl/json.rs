@@ -40,6 +40,7 @@ pub(super) fn instance(view: &View, instance: &Instance) -> Value {
         "disk_usage_mb": stats.disk_usage_mb, "ssh_ip": stats.ssh_ip, "ssh_port": stats.ssh_port,
         "volumes": volumes, "name": stats.name, "labels": stats.labels,
         "started": known(&stats.started), "ended": known(&stats.ended),
+        "health": known(stats.health.as_str()), "health_detail": known(&stats.health_detail),
         "end": instance.ending().as_ref().map(end),
     })
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use ssntp::payload::*;
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, Measurable, Refused, RunId, Running,
+    Commit, Driver, Ended, Exit, Found, InstanceDir, Launch, Measurable, NewsSink, Refused, RunId, Running,
     Usage, Volume,
 };
 use ssntp_payload::*;
@@ -41,7 +41,7 @@ impl Gate {
 /// A driver that runs no processes. The launch of an instance in `/slow` waits at a gate, and so
 /// does the removal of an instance in `/sticky`.
 struct SlowDisk {
-    sinks: Mutex<HashMap<Uuid, EndSink>>,
+    sinks: Mutex<HashMap<Uuid, NewsSink>>,
     gate: Arc<Gate>,
     sticky: Mutex<Vec<Uuid>>,
 }
@@ -69,9 +69,9 @@ impl Driver for SlowDisk {
         commit(&handle).unwrap();
         Ok(handle)
     }
-    fn watch(&self, running: &Running, sink: &EndSink) {
+    fn watch(&self, running: &Running, sink: &NewsSink) {
         let mut sinks = self.sinks.lock().unwrap();
-        sinks.insert(running.place.instance(), EndSink::clone(sink));
+        sinks.insert(running.place.instance(), NewsSink::clone(sink));
     }
     fn terminate(&self, running: &Running) -> io::Result<()> {
         self.kill(running)
@@ -79,11 +79,12 @@ impl Driver for SlowDisk {
     fn kill(&self, running: &Running) -> io::Result<()> {
         let instance = running.place.instance();
         if let Some(sink) = self.sinks.lock().unwrap().remove(&instance) {
-            sink(Ended {
+            let ended = Ended {
                 instance,
                 handle: running.handle.clone(),
                 exit: Exit::code(0),
-            });
+            };
+            sink(ended.into());
         }
         Ok(())
     }

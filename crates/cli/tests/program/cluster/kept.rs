@@ -342,6 +342,37 @@ fn a_failed_version_is_rolled_back() {
 }
 
 #[test]
+fn a_version_whose_checks_fail_on_the_node_goes_back_and_says_why() {
+    let kept = Kept::new(2);
+    let apply = |check: &str, start_s: u32| {
+        let text = format!(
+            "name: web\ncount: 2\nstart: {{command: [sh, -c, touch ready; exec sleep 1000], mem_mb: 8}}\n\
+             health: {{command: {check}, interval_s: 1, failures: 1, start_s: {start_s}}}\n\
+             update: {{healthy_s: 0, max_failures: 1}}\n"
+        );
+        fs::write(kept.cluster.path("web.yaml"), text).unwrap();
+        kept.done("apply -f web.yaml");
+    };
+    let is_version = |version: u64, why: &str| {
+        kept.comes("its roll-out is over", || {
+            let web = kept.done("rollout web").remove(0);
+            let said = web["rollout"]["why"].as_str().unwrap_or_default();
+            let is_so = said.contains(why)
+                && web["version"] == version
+                && web["rollout"]["state"] == "steady"
+                && web["status"]["healthy"] == 2;
+            is_so.then_some(()).ok_or(format!("{web:#}"))
+        });
+    };
+    apply("[test, -e, ready]", 600);
+    is_version(1, "");
+    apply("[sh, -c, echo not yet; false]", 0);
+    is_version(1, "it is unhealthy: exit code 1: not yet");
+    apply("[\"true\"]", 600);
+    is_version(3, "");
+}
+
+#[test]
 fn a_change_with_an_old_revision_is_refused() {
     let kept = Kept::new(0);
     let apply = |count: usize, more: &str| {
