@@ -85,6 +85,7 @@ impl Request {
             return Err(Refused::new(405, why));
         }
         let target = head.path.unwrap_or_default();
+        let (authority, target) = absolute(target).unwrap_or(("", target));
         if !target.starts_with('/') {
             return Err(Refused::new(400, "the target must begin with /"));
         }
@@ -110,7 +111,11 @@ impl Request {
         if host.is_none() && head.version == Some(1) {
             return Err(Refused::new(400, "exactly one Host header is needed"));
         }
-        request.host = host.map(without_port);
+        // RFC 9112, section 3.2.2: the host of a whole address counts, and not that of the header.
+        request.host = Some(authority)
+            .filter(|host| !host.is_empty())
+            .or(host)
+            .map(without_port);
         let body = request.body_length(limits)?;
         Ok(Some((request, length, body)))
     }
@@ -157,6 +162,15 @@ impl Request {
             _ => Err(Refused::new(400, "Content-Length is not a number")),
         }
     }
+}
+
+/// The host and the path of a target that is a whole address. A proxy sends such a target.
+fn absolute(target: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = target.split_once("://")?;
+    let is_http = scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https");
+    let path = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(path);
+    is_http.then_some((authority, if path.is_empty() { "/" } else { path }))
 }
 
 fn without_port(host: &str) -> String {
@@ -342,6 +356,22 @@ mod tests {
             (&many, 431),
         ] {
             assert_eq!(parse(text), Err(code), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_target_may_be_a_whole_address_whose_host_counts() {
+        let parsed = |target: &str| {
+            let head = format!("GET {target} HTTP/1.1\r\nHost: evil\r\n\r\n");
+            let request = parse(&head).unwrap().unwrap();
+            (request.path, request.query.len(), request.host.unwrap())
+        };
+        for (target, path, pairs, host) in [
+            ("http://localhost:9300/nodes?a=b", "/nodes", 1, "localhost"),
+            ("HTTPS://localhost", "/", 0, "localhost"),
+            ("/http://localhost/", "/http://localhost/", 0, "evil"),
+        ] {
+            assert_eq!(parsed(target), (path.to_owned(), pairs, host.to_owned()));
         }
     }
 

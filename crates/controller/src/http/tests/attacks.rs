@@ -164,11 +164,17 @@ fn unknown_paths_and_methods_are_refused() {
         "/api/v1/workloads/web%00",
         "/instances/..%2f..",
         "/nodes/%00",
-        "http://localhost/",
+        "http://localhost/tokens",
+        "ftp://localhost/",
         "*",
     ] {
         let code = rig.code(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         assert!(matches!(code, 400 | 404), "{path}: {code}");
+    }
+    // The host of a whole address counts.
+    for (target, code) in [("http://localhost/", 200), ("http://evil.example/", 403)] {
+        let head = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        assert_eq!(rig.code(&head), code, "{target}");
     }
     for method in [
         "PATCH", "TRACE", "OPTIONS", "CONNECT", "get", "Get", "PUTT", "HEADX",
