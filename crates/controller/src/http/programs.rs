@@ -117,7 +117,7 @@ impl Programs {
                 let _making = self.making.lock();
                 // The picture may be some 250 ms old. The desired state is read at once, so that a
                 // client that has written reads what it wrote.
-                read(&self.source.kept(), &picture.view, &parts, &params)
+                read(&self.source.kept(), &picture.view, &parts, &params, client.right)
             }
             (method, parts) => {
                 allow(if method == "PUT" {
@@ -274,7 +274,7 @@ fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     })
 }
 
-fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found {
+fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params, right: Right) -> Found {
     match parts {
         ["status"] => found(&json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -291,14 +291,13 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found 
         })),
         ["workloads"] => {
             let workloads = kept.state.workloads.values();
-            let workloads = workloads.map(|workload| of_workload(kept, workload));
-            list(workloads)
+            list(workloads.map(|workload| of_workload(kept, workload, right)))
         }
         ["workloads", name] => {
             let name = decode(name);
             let workload = kept.state.workloads.get(&name);
             let workload = workload.ok_or(reconcile::Refused::NotFound(name))?;
-            found(&of_workload(kept, workload))
+            found(&of_workload(kept, workload, right))
         }
         ["instances"] => {
             let asked = params.get("workload");
@@ -333,8 +332,11 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found 
     }
 }
 
-fn of_workload(kept: &Snapshot, workload: &model::Workload) -> Value {
-    let mut value = json!(workload);
+fn of_workload(kept: &Snapshot, workload: &model::Workload, right: Right) -> Value {
+    let mut value = match right {
+        Right::Write => json!(workload),
+        Right::Read => json!(workload.without_values()),
+    };
     value["status"] = json!(kept.status.get(&workload.name));
     value
 }

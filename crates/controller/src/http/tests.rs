@@ -119,6 +119,21 @@ fn programs_read_every_resource() {
 }
 
 #[test]
+fn values_that_may_be_secret_are_for_clients_that_may_write() {
+    let rig = Rig::start(false);
+    rig.made_up.change(made_up::with_secrets);
+    let write = rig.tokens.add("hands", Right::Write, None).unwrap();
+    for path in ["/api/v1/workloads", "/api/v1/workloads/web"] {
+        let (_, read) = rig.get(path);
+        let read = read.to_string();
+        assert!(read.contains("PASSWORD") && !read.contains("hunter2"), "{read}");
+        let head = format!("GET {path} HTTP/1.1\r\nAuthorization: Bearer {write}");
+        let (code, _, body) = rig.ask(&head, "");
+        assert!(code == 200 && body.contains("hunter2"), "{body}");
+    }
+}
+
+#[test]
 fn an_error_names_the_field_and_the_place() {
     let rig = Rig::start(false);
     let token = rig.tokens.add("hands", Right::Write, None).unwrap();

@@ -6,7 +6,7 @@ use super::html::{Html, Show, html};
 use super::params::encode;
 use super::scene::{Made, Scene};
 use super::words::{Badge, Bytes, Grade, Link};
-use super::{instances, nodes, workloads};
+use super::{instances, nodes, tenants, workloads};
 
 /// The maximum number of nodes or instances that a problem names. The rest are counted.
 const NAMED: usize = 8;
@@ -135,6 +135,7 @@ fn problems(scene: &Scene<'_>) -> Vec<Trouble> {
     of_workloads(scene, &mut problems);
     of_nodes(scene, &mut problems);
     of_instances(scene, &mut problems);
+    of_tenants(scene, &mut problems);
     of_sessions(scene, &mut problems);
     of_certificates(scene, &mut problems);
     problems
@@ -210,6 +211,17 @@ fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         let to = format!("/instances?state={}", encode(word));
         together(problems, Grade::Bad, &to, words, named);
     }
+}
+
+fn of_tenants(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
+    let Ok(tenants) = &scene.source.tenants() else {
+        return;
+    };
+    let all = tenants::all(scene, tenants);
+    let lost = all.iter().filter(|row| row.state().0 == Grade::Bad);
+    let named = lost.map(|row| shown(&row.tenant.name)).collect();
+    let words = ("tenant has no concentrator", "tenants have no concentrator");
+    together(problems, Grade::Bad, "/tenants", words, named);
 }
 
 fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {

@@ -5,10 +5,11 @@ use super::scene::{Made, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Badge, Bytes, Grade, Link};
 use ssntp_payload::{TenantEntry, TunnelStats};
+use ssntp_view::{Instance, View};
 
 /// A tenant with its tunnels, which the nodes report in their STATS.
-struct TenantRow<'a> {
-    tenant: &'a TenantEntry,
+pub(super) struct TenantRow<'a> {
+    pub(super) tenant: &'a TenantEntry,
     tunnels: Vec<&'a TunnelStats>,
     has_concentrator: bool,
 }
@@ -18,7 +19,7 @@ impl TenantRow<'_> {
         self.tunnels.iter().filter(|tunnel| !tunnel.up).count()
     }
 
-    fn state(&self) -> Badge {
+    pub(super) fn state(&self) -> Badge {
         match self.down() {
             _ if !self.has_concentrator => Badge(Grade::Bad, "no concentrator"),
             0 => Badge(Grade::Good, "up"),
@@ -87,19 +88,21 @@ fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
         sort: "name",
         empty: "There is no tenant.",
     };
-    let view = &scene.picture.view;
-    let rows = tenants.iter().map(|tenant| {
-        let tunnels = view
-            .nodes()
-            .filter(|node| node.connected)
-            .flat_map(|node| &node.stats.tunnels);
+    table.show(out, scene.params, all(scene, tenants));
+}
+
+pub(super) fn all<'a>(scene: &Scene<'a>, tenants: &'a [TenantEntry]) -> Vec<TenantRow<'a>> {
+    let view: &'a View = &scene.picture.view;
+    let row = |tenant: &'a TenantEntry| {
+        let connected = view.nodes().filter(|node| node.connected);
+        let tunnels = connected.flat_map(|node| &node.stats.tunnels);
+        let runs = |uuid| view.instance(uuid).is_some_and(Instance::is_alive);
         let concentrator = tenant.concentrator_uuid.uuid();
         TenantRow {
             tenant,
             tunnels: tunnels.filter(|tunnel| tunnel.key == tenant.key).collect(),
-            has_concentrator: concentrator
-                .is_some_and(|uuid| view.cnci(uuid).is_some() || view.instance(uuid).is_some()),
+            has_concentrator: concentrator.is_some_and(|uuid| view.cnci(uuid).is_some() || runs(uuid)),
         }
-    });
-    table.show(out, scene.params, rows.collect());
+    };
+    tenants.iter().map(row).collect()
 }

@@ -148,7 +148,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
     instances::table(scene, main, |instance| instance.workload() == name);
     html!(main; "<h2>What happened</h2>");
     scene.rows(main, &history);
-    let spec = serde_json::to_string_pretty(&workload.spec).unwrap_or_default();
+    let spec = serde_json::to_string_pretty(&workload.without_values().spec).unwrap_or_default();
     html!(main; "<details><summary>The spec</summary><pre tabindex='0'>" {spec} "</pre></details>");
     Ok(name.to_owned())
 }

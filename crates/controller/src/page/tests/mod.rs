@@ -137,6 +137,29 @@ fn the_first_page_lists_problems_and_the_last_changes() {
 }
 
 #[test]
+fn a_tenant_without_a_concentrator_is_a_problem() {
+    let source = made_up::cluster(30, 4);
+    let wrong = "1 tenant has no concentrator";
+    assert!(!shown(&source, "/", "").contains(wrong));
+    let uuid = source.tenants().unwrap()[0].concentrator_uuid.clone();
+    let gone = ssntp_payload::InstanceDeleted {
+        instance_uuid: uuid,
+        ..Default::default()
+    };
+    source.see(&ssntp::proto::Frame::of(&gone));
+    let page = shown(&source, "/", "");
+    assert!(page.contains(wrong) && page.contains("blue"), "{page}");
+}
+
+#[test]
+fn values_that_may_be_secret_are_not_shown() {
+    let source = made_up::cluster(3, 2);
+    source.change(made_up::with_secrets);
+    let page = shown(&source, "/workloads/web", "");
+    assert!(page.contains("PASSWORD") && !page.contains("hunter2"), "{page}");
+}
+
+#[test]
 fn states_of_gone_objects_are_shown_in_the_past_tense() {
     let source = made_up::cluster(30, 4);
     let gone_page = shown(&source, &format!("/nodes/{}", node_uuid(2)), "");
