@@ -90,9 +90,9 @@ pub struct View {
 }
 
 impl Default for View {
-    /// An empty view that keeps 1024 disconnected nodes.
+    /// An empty view that keeps 16,384 disconnected nodes.
     fn default() -> Self {
-        Self::new(1024)
+        Self::new(16_384)
     }
 }
 

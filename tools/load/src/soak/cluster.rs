@@ -207,9 +207,7 @@ pub(crate) fn save_certificates(root: &Path) -> Result<()> {
 pub(crate) fn connect(root: &Path, addresses: impl IntoIterator<Item = Address>) -> Result<Controller> {
     let identity = Identity::load(root.join("controller.pem"))?;
     let client = ClientConfig::new(identity, Trust::load(root.join("ca.pem"))?).addresses(addresses);
-    Ok(Controller::connect(
-        ControllerConfig::new(client).history(16_384),
-    )?)
+    Ok(Controller::connect(ControllerConfig::new(client))?)
 }
 
 impl Daemon {
