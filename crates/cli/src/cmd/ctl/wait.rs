@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn an_instance_that_its_node_starts_again_neither_runs_nor_has_ended() {
         let instance = Uuid::from_u128(1);
-        let mut view = View::new(0);
+        let mut view = View::default();
         view.connected(None);
         for restart_due in [true, false] {
             let stats = Stats {
