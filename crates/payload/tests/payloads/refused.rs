@@ -232,7 +232,11 @@ fn each_error_of_a_start_is_refused_with_its_place() {
     for (value, says) in [
         ("", "required, and missing or empty"),
         ("\"\"", "required, and missing or empty"),
-        ("web-1", "expected a UUID, found text \"web-1\""),
+        ("web-1", "expected a UUID that is not nil, found text \"web-1\""),
+        (
+            "00000000-0000-0000-0000-000000000000",
+            "expected a UUID that is not nil",
+        ),
         ("0f7a5a1e3c554a0b9d3c6f1f2f9a1001", "expected a UUID"),
         ("\"{0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\"", "expected a UUID"),
         ("[]", "expected text, found a list"),
@@ -489,4 +493,11 @@ fn errors_repeat_little_of_what_a_peer_sent() {
     assert!(error.to_string().len() < 200, "{error}");
     let error = Ready::decode(b"load: \"\\e[31m\\n\"").unwrap_err();
     assert!(error.to_string().contains(r#"text "\u{1b}[31m\n""#), "{error}");
+}
+
+#[test]
+fn a_broken_command_is_named_although_user_data_has_its_key() {
+    let payload = "start:\n  tenant_uuid: \"x\n---\nstart: at noon\n";
+    let error = StartPayload::decode(payload.as_bytes()).unwrap_err();
+    assert!(error.is_malformed(), "{error}");
 }
