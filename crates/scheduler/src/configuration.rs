@@ -14,8 +14,8 @@
 //!
 //! A configuration is on the disk before any client gets it. One configuration is written at a
 //! time, and at most one waits: a newer CONFIGURE replaces it. So each CONFIGURE is either
-//! distributed or refused, unless the scheduler stops first: then the one that waits has no effect, and
-//! the one that is being written may be the configuration of the next start.
+//! distributed or refused, unless the scheduler stops first: then the newest is still written, and is the
+//! configuration of the next start, and its sender's session ends without an answer.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -337,11 +337,12 @@ impl Configuration {
 }
 
 impl Drop for Configuration {
-    /// Hands over the current configuration, if it must be written, before the thread ends. A CONFIGURE
-    /// that waits is dropped, because its sender would never learn that it has become current.
+    /// Hands over the configuration that has not been written yet, before the thread ends.
     fn drop(&mut self) {
-        if self.write_at.is_some() {
-            self.keeper.write(Ok(self.current.clone()));
+        let next = self.next.take().map(|proposal| proposal.yaml().clone());
+        let last = next.or_else(|| self.write_at.map(|_| self.current.clone()));
+        if let Some(yaml) = last {
+            self.keeper.write(Ok(yaml));
         }
     }
 }
