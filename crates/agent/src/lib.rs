@@ -83,7 +83,7 @@
 //! | `runner` | [`Agent`], [`AgentConfig`]: the thread |
 //! | `control` | the state machine, without I/O |
 //! | `worker` | the threads for jobs that can block |
-//! | `place`, `fault` | the directory and the user of an instance; why it did not start |
+//! | `place` | the directory and the user of an instance |
 //! | `policy` | [`Policy`]: the limits of this node for all instances |
 //! | `store` | the state directory |
 //! | `tree` | directories in which instances write |

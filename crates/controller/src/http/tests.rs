@@ -274,7 +274,7 @@ fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
     assert_eq!(rig.ask(&head, "").0, 404);
     assert_eq!(
         *rig.made_up.orders.lock().unwrap(),
-        ["Back web", "Back web", "delete gone"]
+        ["Back web", "Back web", "apply web true", "delete gone"]
     );
     rig.tokens.remove("hands").unwrap();
     assert_eq!(rig.ask(&head, "").0, 401);

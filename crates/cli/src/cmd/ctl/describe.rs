@@ -25,17 +25,25 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     print_either(options.json, value, text.trim_end())
 }
 
-/// The instance or the node with this name or beginning of a UUID, as JSON and as text.
+/// The instance or the node with this name or beginning of a UUID, as JSON and as text. A name counts
+/// more than the beginning of a UUID.
 fn described(view: &View, what: &str) -> Result<(Value, String), Failure> {
     let (found_instance, found_node) = (view.find_instance(what), view.find_node(what));
     let known = |found: &Result<_, FindError>| found.as_ref().ok().copied();
-    let of_instance = known(&found_instance).and_then(|uuid| view.instance(uuid));
-    let of_node = known(&found_node).and_then(|uuid| view.node(uuid));
+    let mut of_instance = known(&found_instance).and_then(|uuid| view.instance(uuid));
+    let mut of_node = known(&found_node).and_then(|uuid| view.node(uuid));
+    if let (Some(instance), Some(node)) = (of_instance, of_node) {
+        match (instance.stats.name == what, node.stats.hostname == what) {
+            (true, false) => of_node = None,
+            (false, true) => of_instance = None,
+            _ => {}
+        }
+    }
     Err(match (of_instance, of_node) {
         (Some(found), None) => return Ok((json::instance(view, found), instance(view, found))),
         (None, Some(found)) => return Ok((json::node(found), node(view, found))),
         (Some(instance), Some(node)) => Failure::new(format!(
-            "{what} is the beginning of instance {} and of node {}",
+            "{what} is instance {} and node {}",
             instance.uuid, node.uuid
         )),
         (None, None) => {

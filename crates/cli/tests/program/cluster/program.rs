@@ -268,7 +268,7 @@ fn a_command_waits_for_a_silent_scheduler_until_its_timeout() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
     let error = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
-    assert_eq!(error, "cannot connect: no scheduler has answered in 0.5 s");
+    assert_eq!(error, "cannot connect: no server has answered in 0.5 s");
 }
 
 /// A scheduler that its service manager starts again takes more time than a few attempts.
