@@ -22,6 +22,10 @@ pub(crate) struct Section {
 pub(crate) enum Content {
     Certificate(CertificateDer<'static>),
     List(CertificateRevocationListDer<'static>),
+    #[cfg_attr(
+        not(feature = "issue"),
+        expect(dead_code, reason = "only an authority reads it")
+    )]
     Request(CertificateSigningRequestDer<'static>),
     Key(PrivateKeyDer<'static>),
     /// An encrypted key in PKCS#8.

@@ -39,8 +39,7 @@ pub struct ServerSettings {
     /// libopflex does. Default false.
     pub lenient: bool,
     /// Uses the common name of an element's certificate as its name, and ignores the name that it
-    /// sends; see [`ServerCore::certify`](super::ServerCore::certify). An element without a
-    /// common name is refused. Endpoints belong to names, so without this an element can take
+    /// sends. An element without a common name is refused. Endpoints belong to names, so without this an element can take
     /// over the endpoints of another one. Default false.
     pub name_from_certificate: bool,
     /// Closes the connection of an element when another connection uses its name.
