@@ -85,7 +85,7 @@
 //! | `credentials` | identity and trust of handshakes, and when a renewed client reconnects |
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
 //! | `session` | handles the frames that the reader of a session receives |
-//! | [`core`] | all decisions: rounds of attempts, back-off, the end of a session, the end |
+//! | `core` | all decisions: rounds of attempts, back-off, the end of a session, the end |
 //! | `supervisor` | the thread that carries the decisions out |
 //! | `time` | the time of a step |
 //! | `figures` | [`ClientFigures`]: a snapshot for monitoring |

@@ -46,8 +46,8 @@ impl Context<'_> {
     }
 
     /// Sends a frame to one client. All frames to one client leave in the order in which they are sent.
-    /// If the receiver has no room for a frame that is sent from [`Handler::frame`] or
-    /// [`Handler::run`], the session whose frame is being handled is held: it is not read until the
+    /// If the receiver has no room for a frame that is sent from [`Handler::frame`](super::Handler::frame) or
+    /// [`Handler::run`](super::Handler::run), the session whose frame is being handled is held: it is not read until the
     /// receiver has room. For other calls there is no session to hold, so the policy for slow consumers
     /// applies when the receiver's queue is full. Dropped frames are counted in
     /// [`SessionCounters::frames_dropped`].
@@ -106,7 +106,7 @@ impl Context<'_> {
 
     /// The number of frames that connections which are gone have lost: frames that were in the queue at
     /// the end of a connection, or were sent to it later. Those of a session are added when its threads
-    /// have ended, some time after [`Handler::disconnected`].
+    /// have ended, some time after [`Handler::disconnected`](super::Handler::disconnected).
     pub fn frames_lost(&self) -> u64 {
         self.state.connections.frames_lost()
     }
@@ -237,7 +237,7 @@ impl Context<'_> {
     }
 
     /// Passes frames of a session of this server to the application of another server, as if the
-    /// session were connected there: its [`Handler::run`](super::Handler::run) is called. While
+    /// session were connected there: its [`Handler::run`](super::Handler::run)(super::Handler::run) is called. While
     /// a receiver there has no room for frames that these cause, the session is not read here.
     ///
     /// # Errors

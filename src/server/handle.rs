@@ -122,7 +122,7 @@ impl ServerHandle {
         })
     }
 
-    /// Begins to stop the server, as [`Server::stop`] does, and returns at once. [`Server::wait`] returns
+    /// Begins to stop the server, as [`Server::stop`](super::Server::stop) does, and returns at once. [`Server::wait`](super::Server::wait) returns
     /// when the server has stopped.
     pub fn stop(&self) {
         // If the channel is full, wait for room. A dispatcher must not wait: it may be this server's

@@ -141,7 +141,7 @@ impl<R: Send + 'static> ClientLoop<R> {
         self.requests.len() < REQUESTS && self.requests.send(request).is_ok()
     }
 
-    /// Hands a request over, and waits for the answer for at most [`ANSWER`].
+    /// Hands a request over, and waits for the answer for at most five seconds.
     pub fn ask<T>(&self, request: impl FnOnce(Sender<T>) -> R) -> Option<T> {
         let (reply, answer) = bounded(1);
         if !self.request(request(reply)) {

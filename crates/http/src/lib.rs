@@ -1,5 +1,5 @@
 //! A small HTTP/1.1: a server, in clear for clients on this host and over mutual TLS for others, and a
-//! [client](client) for JSON.
+//! [`client`] for JSON.
 //!
 //! ```text
 //!  client ─▶ NAME-shake ── Request ──▶ Service ── Reply ──▶ an answer
