@@ -8,7 +8,7 @@ pub(super) type Step = (&'static str, &'static str, Act, Option<Seen>);
 /// the step itself, its last output is printed.
 type Seen = (&'static str, &'static str, &'static str);
 
-/// What the command of a step does.
+/// What the demo expects of the command of a step.
 pub(super) enum Act {
     /// It ends with this exit code.
     Ends(i32),
