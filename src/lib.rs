@@ -91,6 +91,8 @@
 pub mod book;
 pub mod client;
 mod clock;
+#[cfg(feature = "issue")]
+mod join;
 pub mod payload;
 pub mod proto;
 mod request;

@@ -12,6 +12,9 @@ use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
 use ssntp_pki::Role;
 use ssntp_transport::{Decode, Outgoing};
 
+/// The application protocol (ALPN) of a connection with which a node joins.
+pub(crate) const JOIN_PROTOCOL: &[u8] = b"ssntp-join/1";
+
 /// The codec of a connection's reader. It also stamps traced frames and counts malformed traces.
 #[derive(Debug)]
 pub struct Decoder {

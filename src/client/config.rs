@@ -6,6 +6,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::error::ClientError;
+#[cfg(feature = "issue")]
+use super::join::NodeFiles;
 use super::uuid_file::{self, Claimed};
 use crate::proto::{DEFAULT_MAX_PAYLOAD, DEFAULT_PORT, Operands};
 use ssntp_pki::{Host, Identity, Role, Trust};
@@ -125,6 +127,8 @@ pub struct ClientConfig {
     pub(super) idle_limit: Option<Duration>,
     pub(super) grace: Duration,
     pub(super) renewal_spread: Duration,
+    #[cfg(feature = "issue")]
+    pub(super) renewed_in: Option<NodeFiles>,
 }
 
 impl ClientConfig {
@@ -160,7 +164,19 @@ impl ClientConfig {
             idle_limit: None,
             grace: Duration::from_secs(1),
             renewal_spread: Duration::from_secs(30),
+            #[cfg(feature = "issue")]
+            renewed_in: None,
         }
+    }
+
+    /// Renews the client's certificate in these files at two thirds of its life: asks the server over the session,
+    /// with a new key, replaces `node.pem` in one step, and uses it as [`renew`](super::ClientHandle::renew)
+    /// does. Needs a thread more. Default: the application renews it.
+    #[cfg(feature = "issue")]
+    #[must_use]
+    pub fn renewed_in(mut self, files: NodeFiles) -> Self {
+        self.renewed_in = Some(files);
+        self
     }
 
     /// Adds the address of a server. The client tries its servers in order and uses the first that

@@ -35,7 +35,7 @@ const RETRY_SOON: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct ClientCredentials {
     pub(super) identity: Identity,
-    trust: Trust,
+    pub(super) trust: Trust,
     pub(super) connector: Connector,
 }
 

@@ -53,7 +53,7 @@ impl ClientHandle {
         Self { state }
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "issue")]
     pub(super) fn state(&self) -> &Arc<ClientState> {
         &self.state
     }
@@ -222,6 +222,13 @@ impl ClientHandle {
     pub fn identity(&self) -> Identity {
         let in_use = locked(&self.state.in_use).clone();
         in_use.unwrap_or_else(|| locked(&self.state.credentials).identity.clone())
+    }
+
+    /// The identity and the trust of the next attempt.
+    #[cfg(feature = "issue")]
+    pub(super) fn newest(&self) -> (Identity, Trust) {
+        let newest = locked(&self.state.credentials);
+        (newest.identity.clone(), newest.trust.clone())
     }
 
     /// Blocks until no frame waits to be sent: the operating system has taken each of them, or its

@@ -85,6 +85,7 @@
 //! | `credentials` | identity and trust of handshakes, and when a renewed client reconnects |
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
 //! | `session` | handles the frames that the reader of a session receives |
+//! | `join` | `Join`, `NodeFiles`: joining with a token, and the renewal of the certificate (feature `issue`) |
 //! | `core` | all decisions: rounds of attempts, back-off, the end of a session, the end |
 //! | `supervisor` | the thread that carries the decisions out |
 //! | `time` | the time of a step |
@@ -100,6 +101,8 @@ mod event;
 mod figures;
 mod handle;
 mod inbound;
+#[cfg(feature = "issue")]
+mod join;
 mod session;
 mod supervisor;
 #[cfg(test)]
@@ -123,6 +126,8 @@ pub use self::error::{ClientError, DialError, DialFault, RecvError, SendFault, S
 pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::figures::ClientFigures;
 pub use self::handle::ClientHandle;
+#[cfg(feature = "issue")]
+pub use self::join::{Join, JoinError, NodeFiles};
 use crate::proto::Frame;
 pub use crate::request::{Request, RequestError};
 use ssntp_transport::{deadline, locked, threads};
@@ -139,8 +144,9 @@ use ssntp_transport::{deadline, locked, threads};
 pub struct Client {
     handle: ClientHandle,
     events: Receiver<ClientEvent>,
+    /// The supervisor, and the thread that renews the certificate.
     // A mutex, because `close` has `&self` and may be called by several threads.
-    supervisor: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Client {
@@ -163,13 +169,25 @@ impl Client {
     /// not accept. No thread is left running.
     pub fn start(config: ClientConfig) -> Result<Self, ClientError> {
         let (core, events) = ClientCore::new(config)?;
-        let handle = core.handle();
-        let thread = threads::spawn("ssntp-client", move || supervisor::run(core));
-        Ok(Self {
-            handle,
+        let client = Self {
+            handle: core.handle(),
             events,
-            supervisor: Mutex::new(Some(thread.map_err(|e| ClientError::Thread(Arc::new(e)))?)),
-        })
+            threads: Mutex::default(),
+        };
+        #[cfg(feature = "issue")]
+        if let Some(files) = core.state().config.renewed_in.clone() {
+            let handle = client.handle();
+            client.spawn("ssntp-renew", move || join::renew_until_closed(&handle, &files))?;
+        }
+        client.spawn("ssntp-client", move || supervisor::run(core))?;
+        Ok(client)
+    }
+
+    /// Starts a thread that ends with the client.
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), ClientError> {
+        let thread = threads::spawn(name, run).map_err(|e| ClientError::Thread(Arc::new(e)))?;
+        locked(&self.threads).push(thread);
+        Ok(())
     }
 
     /// A handle for other threads.
@@ -256,8 +274,7 @@ impl Client {
     pub fn close(&self) {
         self.handle.close();
         // A second caller waits here until the threads have ended.
-        let mut supervisor = locked(&self.supervisor);
-        if let Some(thread) = supervisor.take() {
+        for thread in locked(&self.threads).drain(..) {
             // A panic has been logged by the panic hook.
             let _ = thread.join();
         }

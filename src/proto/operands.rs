@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::{FrameKind, FrameType, ParseKindError, may_be_sent};
+use super::{Command, FrameKind, FrameType, ParseKindError, may_be_sent};
 
 /// The operands of each frame type that belong to an application. 0xff belongs to the protocol.
 pub const APPLICATION_OPERANDS: RangeInclusive<u8> = 0x80..=0xfe;
@@ -101,15 +101,16 @@ impl Operands {
         self.0.contains_key(&kind)
     }
 
-    /// True if frames of this kind are requests and their answers.
+    /// True if frames of this kind are requests and their answers: RenewCertificate, and what the application
+    /// registered as requests.
     pub fn is_request(&self, kind: FrameKind) -> bool {
-        self.0.get(&kind).is_some_and(|own| own.is_request)
+        kind == Command::RENEW_CERTIFICATE || self.0.get(&kind).is_some_and(|own| own.is_request)
     }
 
     /// True if a session may send a frame of this kind unchanged. A request may not be sent so,
     /// because the session writes the beginning of its payload.
     pub fn may_be_sent(&self, kind: FrameKind) -> bool {
-        may_be_sent(kind) || kind == PROBE || self.contains(kind) && !self.is_request(kind)
+        !self.is_request(kind) && (may_be_sent(kind) || kind == PROBE || self.contains(kind))
     }
 
     /// The name that the protocol or the application gives to a kind.

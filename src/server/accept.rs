@@ -21,6 +21,8 @@ use super::environment::Environment;
 use super::links::{CLAIM, LINK_PROTOCOL};
 use super::log::AUDIT;
 use crate::clock::{now, wall_clock};
+#[cfg(feature = "issue")]
+use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::CertificateInfo;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Feed};
 use ssntp_transport::excerpt;
@@ -80,6 +82,12 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         stream,
         deadline,
     };
+    #[cfg(feature = "issue")]
+    if secured.alpn.as_deref() == Some(JOIN_PROTOCOL)
+        && let Some(enrolment) = &environment.enrolment
+    {
+        return enrolment.serve(environment, newcomer, secured.halves, deadline);
+    }
     // The verifier refuses a client without a certificate, so this never returns.
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {

@@ -5,13 +5,16 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
 use super::configuration::ConfigurationCheck;
+use super::enrol::Enrolment;
 use super::filter::Filter;
 use super::links::Federation;
 use super::routing::{RuleError, Rules};
+use super::state::Renewal;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use ssntp_pki::Role;
 use ssntp_pki::{Identity, Trust};
@@ -81,6 +84,9 @@ pub struct ServerConfig {
     pub(super) queue_budget: Option<u64>,
     pub(super) patience: Duration,
     pub(super) federation: Option<Federation>,
+    pub(super) enrolment: Option<Enrolment>,
+    /// The way to the thread that renews certificates, once the server starts.
+    pub(super) renewals: Option<Sender<Renewal>>,
 }
 
 impl fmt::Debug for ServerConfig {
@@ -129,6 +135,8 @@ impl ServerConfig {
             queue_budget: None,
             patience: PATIENCE,
             federation: None,
+            enrolment: None,
+            renewals: None,
         }
     }
 
@@ -163,6 +171,16 @@ impl ServerConfig {
     #[must_use]
     pub fn federate(mut self, federation: Federation) -> Self {
         self.federation = Some(federation);
+        self
+    }
+
+    /// Lets nodes join with tokens, over connections with the application protocol `ssntp-join/1`, and renews
+    /// certificates over sessions. The trust of the server has to hold the authority that issued its own
+    /// certificate. Default: no node can join.
+    #[cfg(feature = "issue")]
+    #[must_use]
+    pub fn enrol(mut self, enrolment: Enrolment) -> Self {
+        self.enrolment = Some(enrolment);
         self
     }
 

@@ -338,6 +338,8 @@ impl ServerCore {
         let (request, asking) = (Request::new(of_sender, frame), of_sender.readdress(frame));
         if !state.routing.filter().allows(info.role, frame.kind()) {
             state.filter_request(info, &request, addressee.unwrap_or_default());
+        } else if frame.kind() == Command::RENEW_CERTIFICATE {
+            state.renew_certificate(info, request);
         } else if let Some(addressee) = addressee {
             if state.send_unchecked(Some(info.uuid), addressee, &asking).is_err() {
                 state.refuse(&request, addressee, "not_connected");

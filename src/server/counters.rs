@@ -93,6 +93,12 @@ impl HandshakeCounters {
         *self.lock().refused.entry(word).or_default() += 1;
     }
 
+    /// Counts a node that has joined or renewed its certificate, or was refused that.
+    #[cfg(feature = "issue")]
+    pub(super) fn enrolled(&self, word: &'static str) {
+        *self.lock().enrolments.entry(word).or_default() += 1;
+    }
+
     /// The figures. `occupancy` is `None` only while the server starts.
     pub(super) fn figures(&self, occupancy: Option<&Occupancy>) -> HandshakeFigures {
         let mut figures = self.lock().clone();

@@ -9,9 +9,11 @@ use uuid::Uuid;
 use super::config::{ServerConfig, ServerError, check_identity};
 use super::counters::HandshakeCounters;
 use super::credentials::{ActiveCredentials, Credentials};
+use super::enrol::Enrolment;
 use super::links::{DialledPeers, LINK_PROTOCOL, SESSION_PROTOCOL};
 use super::own::OwnServer;
 use crate::proto::Operands;
+use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{BufferPool, LogLimit, locked};
@@ -35,17 +37,30 @@ pub struct Environment {
     /// Limits the log lines that newcomers can cause, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
     pub(super) handshakes: HandshakeCounters,
+    /// Lets nodes join.
+    pub(super) enrolment: Option<Enrolment>,
 }
 
 /// The TLS acceptor for these credentials. A server without links uses no ALPN, so clients that offer
 /// any protocol can connect.
-fn acceptor(identity: &Identity, trust: &Trust, resumption: bool, links: bool) -> Result<Acceptor, TlsError> {
-    let acceptor = trust.acceptor(identity)?.resumption(resumption)?;
-    Ok(if links {
-        acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL])
-    } else {
-        acceptor
-    })
+fn acceptor(
+    identity: &Identity,
+    trust: &Trust,
+    resumption: bool,
+    links: bool,
+    joins: bool,
+) -> Result<Acceptor, TlsError> {
+    let mut acceptor = trust.acceptor(identity)?.resumption(resumption)?;
+    if links {
+        acceptor = acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]);
+    }
+    if joins {
+        let rooted = trust
+            .rooted(identity)
+            .map_err(|e| TlsError::Configuration(e.to_string()))?;
+        acceptor = acceptor.unproven(JOIN_PROTOCOL, rooted)?;
+    }
+    Ok(acceptor)
 }
 
 impl Environment {
@@ -57,6 +72,7 @@ impl Environment {
         let federation = config.federation.as_ref();
         let takes_links = federation.is_some();
         let advertised = federation.map(|federation| federation.advertised.clone());
+        let joins = config.enrolment.is_some();
         let (identity, trust) = (config.identity.clone(), config.trust.clone());
         Ok(Arc::new(Self {
             own: Arc::new(OwnServer {
@@ -72,7 +88,7 @@ impl Environment {
             write_timeout: config.write_timeout,
             pool: BufferPool::new(),
             active: Mutex::new(Arc::new(ActiveCredentials {
-                acceptor: acceptor(&identity, &trust, config.resumption, takes_links)?,
+                acceptor: acceptor(&identity, &trust, config.resumption, takes_links, joins)?,
                 credentials: Credentials {
                     identity,
                     trust,
@@ -85,6 +101,7 @@ impl Environment {
             handshakes: HandshakeCounters::default(),
             takes_links,
             peers: DialledPeers::default(),
+            enrolment: config.enrolment.clone(),
         }))
     }
 
@@ -102,7 +119,13 @@ impl Environment {
     pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
         check_identity(identity, self.own.role, self.own.uuid)?;
         // It makes tickets with a new key, so it accepts no ticket that was made before.
-        let acceptor = acceptor(identity, trust, self.resumption, self.takes_links)?;
+        let acceptor = acceptor(
+            identity,
+            trust,
+            self.resumption,
+            self.takes_links,
+            self.enrolment.is_some(),
+        )?;
         let mut active = locked(&self.active);
         // Compared under the lock, so that two renewals at the same time follow each other.
         acceptor.check_follows(&active.acceptor)?;

@@ -189,6 +189,10 @@ pub struct HandshakeFigures {
     /// `stopping`, `thread` (none could be started), or one of
     /// [`Refusal::word`](crate::proto::Refusal::word).
     pub refused: BTreeMap<&'static str, u64>,
+    /// Nodes that have `joined` with a token, certificates that were `renewed` over a session, and refusals of both
+    /// by the word of [`JoinRefusal`](https://docs.rs/ssntp-pki): `proof`, `ended`, `used`, `roles`, `request`,
+    /// `not_renewable`, `issuer`, `busy`, `unavailable`.
+    pub enrolments: BTreeMap<&'static str, u64>,
 }
 
 /// The counters of one kind of frame.

@@ -48,6 +48,7 @@
 //! | `config`, `credentials` | [`ServerConfig`], [`ServerError`]; [`Credentials`] |
 //! | `handle`, `channel` | [`ServerHandle`]; [`channel()`]: a handler that sends events to a channel |
 //! | `accept`, `dial` | threads of newcomers, and of servers that are dialled: [`Dialler`] |
+//! | `enrol` | nodes that join, and the renewal of their certificates: `Enrolment` (feature `issue`) |
 //! | `entry` | a newcomer between TLS and CONNECTED, step by step |
 //! | `renewal` | the check of all sessions when the credentials are replaced: [`RenewalReport`] |
 //! | `core` | where every event is dispatched: newcomers, frames, ends, timers |
@@ -82,7 +83,14 @@ mod counters;
 mod credentials;
 pub(crate) mod dial;
 mod directory;
+#[cfg(not(feature = "issue"))]
+mod enrol {
+    /// Without the feature `issue` no node can join.
+    pub(super) type Enrolment = std::convert::Infallible;
+}
 mod disconnect;
+#[cfg(feature = "issue")]
+mod enrol;
 pub(crate) mod entry;
 pub(crate) mod environment;
 mod error;
@@ -125,6 +133,8 @@ pub use self::credentials::Credentials;
 pub use self::dial::Dialler;
 pub use self::directory::Directory;
 pub use self::disconnect::DisconnectReason;
+#[cfg(feature = "issue")]
+pub use self::enrol::{Enrolment, EnrolmentStore, Redeem};
 use self::environment::Environment;
 pub use self::error::{CallError, SendError};
 pub use self::figures::{
@@ -158,6 +168,8 @@ pub struct Server {
     max_sessions: usize,
     acceptance: Option<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
+    /// The thread that renews certificates. It ends with the core.
+    renewals: Option<JoinHandle<()>>,
     /// Disconnected when the server begins to stop.
     stopping: Receiver<Infallible>,
 }
@@ -188,6 +200,12 @@ impl Server {
 
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
+        #[cfg(feature = "issue")]
+        let enrolment = config.enrolment.take().map(|enrolment| {
+            let (renewals, asked) = crossbeam_channel::bounded(enrol::RENEWALS);
+            config.renewals = Some(renewals);
+            (enrolment, asked)
+        });
         let (federation, tcp) = (config.federation.take(), config.tcp);
         let (memory, max_payload) = (settings.received.longest(), config.max_payload);
         if memory < u64::from(max_payload) {
@@ -219,6 +237,7 @@ impl Server {
             max_sessions,
             acceptance: None,
             dispatcher: Some(dispatcher),
+            renewals: None,
             stopping,
         };
         // From here on, an early return drops `server`, which ends the threads that run.
@@ -231,6 +250,11 @@ impl Server {
         let acceptance = acceptance.map_err(ServerError::Thread)?;
         server.handle.set_occupancy(acceptance.occupancy());
         server.acceptance = Some(acceptance);
+        #[cfg(feature = "issue")]
+        if let Some((enrolment, asked)) = enrolment {
+            let thread = enrol::start(enrolment, asked, server.handle());
+            server.renewals = Some(thread.map_err(ServerError::Thread)?);
+        }
         if let Some(federation) = federation {
             let dialler = Dialler::new(environment, events, tcp);
             server.dialler = Some(dialler.clone());
@@ -330,8 +354,11 @@ impl Drop for Server {
             dialler.close();
         }
         let _ = events.send(DispatchEvent::Exit);
-        if let Some(dispatcher) = self.dispatcher.take() {
-            let _ = dispatcher.join();
+        for thread in [self.dispatcher.take(), self.renewals.take()]
+            .into_iter()
+            .flatten()
+        {
+            let _ = thread.join();
         }
     }
 }

@@ -52,6 +52,9 @@ use ssntp_transport::{ConnectionId, Load, OutboxCounters, excerpt};
 /// The maximum number of requests of the server itself that wait for answers.
 const MAX_ASKING: usize = 1024;
 
+/// A request of a session for a new certificate.
+pub(super) type Renewal = (SessionInfo, Request);
+
 /// An event that has not been delivered to the application yet.
 #[derive(Debug)]
 pub(super) enum Notice {
@@ -86,6 +89,8 @@ pub(super) struct State {
     pub(super) connections: Connections,
     /// The requests of the server itself that wait for answers.
     requests: Outstanding,
+    /// The way to the thread that renews certificates, if there is one.
+    renewals: Option<Sender<Renewal>>,
     slow_consumer: SlowConsumer,
     started: Instant,
     /// The events to deliver to the application, oldest first.
@@ -129,6 +134,7 @@ impl State {
             log: Log::default(),
             connections: Connections::default(),
             requests: Outstanding::new(MAX_ASKING),
+            renewals: config.renewals,
             slow_consumer: config.slow_consumer,
             started: now,
             notices: Vec::new(),
@@ -597,6 +603,17 @@ impl State {
         }
         if self.routing.filter().rejects() {
             self.refuse(request, addressee, "not_allowed");
+        }
+    }
+
+    /// Hands a request for a new certificate to the thread that renews certificates, which answers it.
+    pub(super) fn renew_certificate(&mut self, info: &SessionInfo, request: Request) {
+        // Copied, because the request may wait, and its payload is a slice of a receive buffer.
+        let asked = (info.clone(), request.clone().copied());
+        match self.renewals.as_ref().map(|renewals| renewals.try_send(asked)) {
+            Some(Ok(())) => {}
+            Some(Err(_)) => self.refuse(&request, Uuid::nil(), "queue_full"),
+            None => self.refuse(&request, Uuid::nil(), "this server renews no certificates"),
         }
     }
 

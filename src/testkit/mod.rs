@@ -5,6 +5,7 @@
 //! |---|---|
 //! | a [`Handler`](crate::server::Handler) alone, in virtual time | [`HandlerTest`] |
 //! | a server with its clients | [`Testkit`]: TLS and threads are real, the network is memory |
+//! | nodes that join with a token | [`Testkit::enrolment`], and [`Tokens`], which keeps tokens in memory |
 //! | a network that fails | [`MemoryListener::cut`], [`stall`](MemoryListener::stall), [`set_faults`](MemoryListener::set_faults) |
 //!
 //! ```
@@ -25,12 +26,22 @@
 //! ```
 
 mod handler_test;
+mod tokens;
 
+use std::time::Duration;
+
+use crate::clock::wall_clock;
+use crate::proto::DEFAULT_PORT;
+use crate::server::Enrolment;
 use crate::{ClientConfig, Role, ServerConfig};
-use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Error, Identity, Trust};
+use ssntp_pki::{
+    Authority, AuthorityRequest, CertificateRequest, Error, Identity, JoinToken, StoredToken, Trust,
+};
+use ssntp_transport::Address;
 use ssntp_transport::memory::MemoryListener;
 
 pub use self::handler_test::HandlerTest;
+pub use self::tokens::Tokens;
 pub use ssntp_transport::memory::Faults;
 
 /// An authority, and a network in memory. Both exist only in this process.
@@ -87,6 +98,27 @@ impl Testkit {
     pub fn client_config(&self, roles: Role) -> Result<ClientConfig, Error> {
         let config = ClientConfig::new(self.identity(roles)?, self.trust());
         Ok(config.connect_in_memory(&self.network))
+    }
+
+    /// Lets nodes join, with an issuer for all roles of nodes, and these tokens.
+    ///
+    /// # Errors
+    /// As [`Authority::issuer`].
+    pub fn enrolment(&self, tokens: &Tokens) -> Result<Enrolment, Error> {
+        let roles = Role::AGENT | Role::NETAGENT | Role::CNCIAGENT;
+        let issuer = self.authority.issuer("testkit issuer", roles, 365)?;
+        Ok(Enrolment::new(issuer, tokens.clone()))
+    }
+
+    /// A new token for `uses` nodes with these roles, which ends in an hour and is in `tokens`.
+    ///
+    /// # Errors
+    /// The library was built without cryptography.
+    pub fn token(&self, tokens: &Tokens, roles: Role, uses: u32) -> Result<JoinToken, Error> {
+        let token = JoinToken::new(Address::tcp("localhost", DEFAULT_PORT), self.authority.info())?;
+        let ends = wall_clock() + Duration::from_secs(3600);
+        tokens.add(StoredToken::new(&token, roles, None, uses, ends, "testkit"));
+        Ok(token)
     }
 
     /// The network, with functions that make it fail. It closes with the first server that stops.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::role::Role;
+
 /// The reason why a certificate or key could not be loaded, made or saved.
 ///
 /// Each text is one line with the file and the fault.
@@ -148,6 +150,12 @@ pub enum Fault {
         in_force: String,
     },
 
+    /// An issuer's file begins with another certificate, or the second one is not that of its authority.
+    #[error("{subject:?} is not an issuer, or the certificate after it is not that of its authority")]
+    NotIssuer {
+        /// The subject of the first certificate.
+        subject: String,
+    },
     /// There is no signing request (PKCS#10), or it has a signature or key that cannot be used.
     #[error("the signing request cannot be used: {0}")]
     SigningRequest(String),
@@ -201,14 +209,22 @@ pub enum Fault {
     NotForSignatures,
     /// The certificate gives a role that its issuer may not give, because the issuer's own extended
     /// key usage lacks it.
-    #[error("the certificate has a role that {issuer:?} may not give")]
+    #[error("the certificate has the role {role}, which {issuer:?} may not give")]
     RoleNotIssuers {
+        /// The first role that it may not give.
+        role: Role,
         /// The issuer.
         issuer: String,
     },
     /// There are more intermediate authorities than the trusted authority allows.
     #[error("there are more intermediate authorities than the trusted authority allows")]
     PathTooLong,
+    /// A server shows no certificate of the authority whose key is known.
+    #[error("the server shows no certificate of the authority that is expected (its public key is another)")]
+    NotPinned,
+    /// The certificate of a peer that should be a server gives no role of servers.
+    #[error("the certificate has the roles {0}, but no server's role")]
+    NotServer(Role),
     /// The certificate has a server's role and no serverAuth usage.
     #[error("the certificate has a server's role but no serverAuth usage")]
     NotForServers,
@@ -249,6 +265,20 @@ pub enum BadRequest {
     /// The mask has bits that are not a role.
     #[error("{0:#x} is not a role")]
     UnknownRole(u32),
+    /// An issuer gives the roles of nodes alone.
+    #[error("an issuer gives the roles agent, netagent and cnciagent, not {0}")]
+    IssuerRole(Role),
+    /// The issuer's own certificate does not list a role.
+    #[error("this issuer gives the roles {given}, not {roles}")]
+    RoleNotGiven {
+        /// The roles that were asked for.
+        roles: Role,
+        /// The roles that it may give.
+        given: Role,
+    },
+    /// The authority's certificate has a path length of 0, so nobody accepts what an issuer below it issues.
+    #[error("the authority's own certificate allows no issuer below it (its path length is 0)")]
+    NoIssuers,
     /// The nil UUID identifies no holder.
     #[error("the nil UUID identifies no holder")]
     NilUuid,

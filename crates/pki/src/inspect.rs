@@ -161,6 +161,21 @@ impl CertificateInfo {
         }
     }
 
+    /// The public key (SubjectPublicKeyInfo) in DER.
+    pub(crate) fn public_key(&self) -> Result<&[u8], Fault> {
+        Ok(der::certificate(&self.der)?.tbs_certificate.subject_pki.raw)
+    }
+
+    /// The SHA-256 digest of the public key (SubjectPublicKeyInfo), by which a node knows its authority.
+    ///
+    /// # Errors
+    /// [`Fault::BadCertificate`] for the facts of [`nothing`](Self::nothing).
+    pub fn key_digest(&self) -> Result<[u8; 32], Fault> {
+        let mut digest = [0; 32];
+        digest.copy_from_slice(&sha256(self.public_key()?));
+        Ok(digest)
+    }
+
     /// [`not_before`](Self::not_before) in RFC 3339 form, such as `2026-01-31T00:00:00Z`.
     pub fn not_before_text(&self) -> String {
         rfc3339(self.not_before)

@@ -68,8 +68,8 @@ impl Authority {
         let (start, end) = lifetime(request.valid_from, request.days)?;
         params.not_before += Duration::from_secs(start);
         params.not_after += Duration::from_secs(end);
-        // It issues certificates of peers only, not of further authorities.
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        // Below it there may be issuers, and below those only peers.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.subject_alt_names = alternatives(&request.hosts, None)?;
         let certificate = params.self_signed(&key).map_err(crypto)?;
@@ -180,8 +180,18 @@ impl Authority {
 
     /// The parameters of a certificate without its key.
     pub(crate) fn params_for(&self, request: &CertificateRequest) -> Result<CertificateParams, Error> {
-        let mut params = subject_params(request)?;
         let (start, end) = lifetime(request.valid_from, request.days)?;
+        self.params_within(request, start, end)
+    }
+
+    /// As [`params_for`](Self::params_for), with the ends of the lifetime in seconds since 1970.
+    pub(crate) fn params_within(
+        &self,
+        request: &CertificateRequest,
+        start: u64,
+        end: u64,
+    ) -> Result<CertificateParams, Error> {
+        let mut params = subject_params(request)?;
         let authority_end = self.info.not_after.duration_since(UNIX_EPOCH);
         let end = end.min(authority_end.unwrap_or_default().as_secs());
         if end <= start {

@@ -30,6 +30,8 @@
 //! | `pem` | PEM texts, cut into sections |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and its certificates (feature `issue`) |
+//! | `issuer` | `Issuer`: an authority for the roles of nodes; `NodeKey`, `SigningRequest` (feature `issue`) |
+//! | `token` | `JoinToken`, `StoredToken`, and the decision about a join (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
 //! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
 //! | `role` | [`Role`]: a set of roles |
@@ -55,7 +57,7 @@
 //! # Features
 //!
 //! `aws-lc-rs` (default) and `ring` choose the cryptography; with both, aws-lc-rs is used.
-//! `issue` adds `Authority`. `encrypted-keys` reads private keys under a passphrase; it is a
+//! `issue` adds `Authority`, `Issuer` and `JoinToken`. `encrypted-keys` reads private keys under a passphrase; it is a
 //! feature because it brings 24 crates.
 
 #![deny(missing_docs)]
@@ -68,6 +70,8 @@ mod identity;
 mod inspect;
 #[cfg(feature = "issue")]
 mod issue;
+#[cfg(feature = "issue")]
+mod issuer;
 mod kept;
 mod limits;
 mod list;
@@ -83,6 +87,8 @@ mod role;
 #[cfg(feature = "issue")]
 mod signing;
 mod store;
+#[cfg(feature = "issue")]
+mod token;
 mod trust;
 mod verifier;
 mod version_1;
@@ -102,6 +108,8 @@ pub use self::identity::Identity;
 pub use self::inspect::CertificateInfo;
 #[cfg(feature = "issue")]
 pub use self::issue::{Authority, Issued};
+#[cfg(feature = "issue")]
+pub use self::issuer::{Enrolled, Issuer, NodeKey, SigningRequest};
 pub use self::kept::KeptCertificate;
 pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
 #[cfg(feature = "issue")]
@@ -113,6 +121,8 @@ pub use self::revocation::RevocationLists;
 pub use self::revoke::SignedRevocationList;
 pub use self::role::{ParseRoleError, Role};
 pub use self::store::load_certificates;
+#[cfg(feature = "issue")]
+pub use self::token::{JoinRefusal, JoinRequest, JoinToken, ParseTokenError, StoredToken};
 pub use self::trust::Trust;
 pub use self::verifier::ServerCheck;
 pub use ssntp_transport::{provider, sha256};

@@ -61,13 +61,14 @@ pub(crate) fn check(
     let is_trusted = |shown: &&X509Certificate<'_>| authorities.iter().any(|trusted| trusted.is(shown));
     for issuer in parsed.iter().filter(|shown| !is_trusted(shown)) {
         check_issuer(issuer)?;
-        if let Some(usages) = eku::usages(issuer)?
-            && !usages.any
-            && !eku::roles(usages).contains(roles)
-        {
-            return Err(Fault::RoleNotIssuers {
-                issuer: der::distinguished_name(issuer.subject()),
-            });
+        if let Some(usages) = eku::usages(issuer)? {
+            let given = eku::roles(usages);
+            // An issuer that names roles is held to them, even if it also has anyExtendedKeyUsage.
+            let is_limited = !usages.any || !given.is_empty();
+            if let Some(role) = roles.iter().find(|role| is_limited && !given.contains(*role)) {
+                let issuer = der::distinguished_name(issuer.subject());
+                return Err(Fault::RoleNotIssuers { role, issuer });
+            }
         }
         // RFC 5280, section 4.2.1.9: a certificate that an authority issued to itself does not count in
         // the path length.

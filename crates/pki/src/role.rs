@@ -19,6 +19,8 @@ use std::str::FromStr;
 /// # Ok::<(), ssntp_pki::ParseRoleError>(())
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "issue", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "issue", serde(into = "String", try_from = "String"))]
 pub struct Role(u32);
 
 impl Role {
@@ -158,6 +160,20 @@ impl FromStr for Role {
             }
         }
         Ok(roles)
+    }
+}
+
+impl From<Role> for String {
+    fn from(role: Role) -> Self {
+        role.to_string()
+    }
+}
+
+impl TryFrom<String> for Role {
+    type Error = ParseRoleError;
+
+    fn try_from(text: String) -> Result<Self, ParseRoleError> {
+        text.parse()
     }
 }
 

@@ -74,7 +74,7 @@ impl Authority {
         let path = from.as_ref();
         let unfit = Error::content(store::origin(path));
         let text = store::read(path)?;
-        let key = requested_key(&text).map_err(unfit)?;
+        let key = requested(&text, |_, key| Ok(key)).map_err(unfit)?;
         let params = self.params_for(request)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
         self.check_issuer_name(certificate.der())?;
@@ -85,8 +85,12 @@ impl Authority {
     }
 }
 
-/// The public key in a signing request, which has to be signed by that key.
-fn requested_key(text: &[u8]) -> Result<SubjectPublicKeyInfo, Fault> {
+/// Calls `take` with the first signing request of a PEM text, which has to be signed by its own key, and with
+/// that key.
+pub(crate) fn requested<T>(
+    text: &[u8],
+    take: impl FnOnce(&X509CertificationRequest<'_>, SubjectPublicKeyInfo) -> Result<T, Fault>,
+) -> Result<T, Fault> {
     let unfit = |why: &str| Fault::SigningRequest(why.to_owned());
     let mut sections = pem::sections(text)?.into_iter();
     let request = sections.find_map(|section| match section.content {
@@ -101,5 +105,9 @@ fn requested_key(text: &[u8]) -> Result<SubjectPublicKeyInfo, Fault> {
         let why = "the request is not signed by its own key";
         return Err(Fault::UnusableKey(why.to_owned()));
     }
-    SubjectPublicKeyInfo::from_der(key).map_err(|_| unfit("keys of this kind are not supported"))
+    let key = SubjectPublicKeyInfo::from_der(key);
+    take(
+        &parsed,
+        key.map_err(|_| unfit("keys of this kind are not supported"))?,
+    )
 }

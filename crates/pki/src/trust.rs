@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, RootCertStore};
 
 use crate::der::{self, algorithms};
@@ -72,6 +73,41 @@ impl Trust {
     pub fn from_der(authorities: &[CertificateDer<'_>]) -> Result<Self, Error> {
         let origin = "the authorities";
         Self::of_valid(authorities, origin).map_err(Error::content(origin))
+    }
+
+    /// Trust in the authority whose public key has this digest, and whose certificate a server shows after its
+    /// own. The authority has to have signed its certificate itself.
+    ///
+    /// # Errors
+    /// [`Fault::NotPinned`] if the chain has no such certificate; the fault of that certificate.
+    pub fn pinned(chain: &[CertificateDer<'_>], key: &[u8; 32], at: SystemTime) -> Result<Self, Fault> {
+        for certificate in chain {
+            let info = CertificateInfo::from_der(certificate)?;
+            if info.key_digest()? == *key && der::is_signed_by(certificate, info.public_key()?) {
+                info.check_validity(at)?;
+                return Self::new(vec![info]);
+            }
+        }
+        Err(Fault::NotPinned)
+    }
+
+    /// The chain of `identity` and its key, and after it the certificate of the trusted authority that ends the
+    /// chain, for clients that know only the authority's key.
+    ///
+    /// # Errors
+    /// [`Fault::UnknownIssuer`] if no trusted authority ends the chain.
+    pub fn rooted(&self, identity: &Identity) -> Result<Arc<CertifiedKey>, Fault> {
+        let mut chain = identity.chain().to_vec();
+        let last = chain.last().ok_or(Fault::NoCertificate)?;
+        let ends = |own: &&CertificateInfo| own.public_key().is_ok_and(|key| der::is_signed_by(last, key));
+        let root = self.authorities().iter().find(ends).ok_or(Fault::UnknownIssuer {
+            issuer: identity.info().issuer.clone(),
+        })?;
+        if root.der != *last {
+            chain.push(root.der.clone());
+        }
+        let key = Arc::clone(&identity.certified_key().key);
+        Ok(Arc::new(CertifiedKey::new(chain, key)))
     }
 
     /// Trusts the authorities that are valid at present, at least one.

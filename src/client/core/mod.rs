@@ -559,7 +559,7 @@ impl ClientCore {
         if let Err(why) = self.credentials.identity.info().check_validity(wall)
             && !mem::replace(&mut self.warned_invalid, true)
         {
-            warn!(target: LOG, "{}: our own certificate is not valid: {why}; no server accepts it", self.name());
+            warn!(target: LOG, "{}: our own certificate is not valid: {why}; no server accepts it, and a node needs a new token", self.name());
         }
     }
 

@@ -1,6 +1,6 @@
 //! COMMAND frames (docs/protocol.md, "COMMAND").
 
-use super::operand::{CONCENTRATORS, CONTROLLER, NODES, operand};
+use super::operand::{ANY, CONCENTRATORS, CONTROLLER, NODES, operand};
 
 operand! {
     /// The operand of a COMMAND frame. Unknown values survive.
@@ -55,5 +55,7 @@ operand! {
         0x49 LIST_SERVERS = "ListServers", CONTROLLER;
         /// Ours: ask the clients of a server to leave, and stop the server.
         0x4a DRAIN_SERVER = "DrainServer", CONTROLLER;
+        /// Ours: issue a certificate that follows the one of this session. A request.
+        0x4b RENEW_CERTIFICATE = "RenewCertificate", ANY;
     }
 }

@@ -122,16 +122,22 @@ fn an_issuer_gives_only_roles_that_its_own_usage_has() {
         let chain = [issued(&between, arcs, None).0, between.der.clone()];
         trust(&root).verify(&chain).map(drop)
     };
-    let refused = Err(Fault::RoleNotIssuers {
-        issuer: "CN=between".to_owned(),
-    });
+    let refused_for = |role| {
+        let issuer = "CN=between".to_owned();
+        Err(Fault::RoleNotIssuers { role, issuer })
+    };
+    let refused = refused_for(Role::CONTROLLER);
     assert_eq!(verify(Vec::new(), &[1, 3]), Ok(()));
     assert_eq!(verify(usages(&[1]), &[1]), Ok(()));
     assert_eq!(verify(usages(&[1]), &[3]), refused);
     assert_eq!(verify(usages(&[1]), &[1, 3]), refused);
-    assert_eq!(verify(usages(&[]), &[1]), refused);
+    assert_eq!(verify(usages(&[]), &[1]), refused_for(Role::AGENT));
     let any = [usages(&[]), vec![Usage::Any]].concat();
     assert_eq!(verify(any, &[1, 3]), Ok(()));
+    // An issuer that names a role is held to it.
+    let any = [usages(&[1]), vec![Usage::Any]].concat();
+    assert_eq!(verify(any.clone(), &[1]), Ok(()));
+    assert_eq!(verify(any, &[1, 3]), refused);
 }
 
 #[test]
@@ -191,7 +197,7 @@ fn a_handshake_holds_a_peer_to_the_usages_of_its_issuer_and_of_its_key() {
     for (client, reason) in [
         (
             peer(&between, CONTROLLER, None),
-            "a role that \"CN=between\" may not give",
+            "the role controller, which \"CN=between\" may not give",
         ),
         (
             peer(&signer, CONTROLLER, Some(KeyUsagePurpose::KeyAgreement)),

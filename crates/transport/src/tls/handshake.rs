@@ -7,23 +7,45 @@ use std::time::Instant;
 use rustls::pki_types::CertificateDer;
 
 use super::receive::{Ciphertext, TlsReceive};
-use super::split::{Agreed, Opener, Sealer};
+use super::split::{Agreed, Hello, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
 use crate::host::left;
 use crate::socket::{Duplex, write_all};
 use crate::stream::{BufferPool, Halves, Inbox, Transmit};
 
-/// Runs a handshake, and passes its connection to both directions. `check_again` verifies the
+/// Reads until the ClientHello is complete, and tells whether it offers this application protocol. What was read
+/// stays in `incoming`, for the handshake. Of a message that is no ClientHello it says no, because the handshake
+/// finds the same fault and has the alert for it.
+pub(super) fn offers(
+    stream: &dyn Duplex,
+    incoming: &mut Ciphertext,
+    protocol: &[u8],
+    deadline: Instant,
+) -> Result<bool, TlsError> {
+    let (mut hello, mut seen) = (Hello::default(), 0);
+    loop {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        stream.wait_readable()?;
+        incoming.read(stream, usize::MAX)?;
+        let bytes = incoming.unopened();
+        if let Some(offers) = hello.offers(&bytes[seen..], protocol) {
+            return Ok(offers);
+        }
+        seen = bytes.len();
+    }
+}
+
+/// Runs a handshake, and passes its connection to both directions. `incoming` may hold its first bytes. `check_again` verifies the
 /// chain of a peer whose session resumes, because a certificate may have expired or been revoked since.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
     (mut sealer, mut opener): (Sealer, Opener),
+    mut incoming: Ciphertext,
     pool: &BufferPool,
     deadline: Instant,
     check_again: impl FnOnce(&[CertificateDer<'_>]) -> Result<(), rustls::Error>,
 ) -> Result<Secured, TlsError> {
-    let mut incoming = Ciphertext::new(pool.clone());
     let mut inbox = Inbox::new(pool.clone());
     let agreed = agree(
         &*stream,

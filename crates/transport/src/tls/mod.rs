@@ -42,11 +42,13 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{CertificateError, ClientConfig, ServerConfig};
+use rustls::version::TLS13;
+use rustls::{CertificateError, ClientConfig, DEFAULT_VERSIONS, ServerConfig, SupportedProtocolVersion};
 
 pub use self::check::{CheckClients, CheckServers, Successor};
 pub use self::error::{CertificateFault, TlsError};
-use self::handshake::handshake;
+use self::handshake::{handshake, offers};
+use self::receive::Ciphertext;
 use self::resumption::TicketCache;
 use crate::crypto;
 use crate::socket::Duplex;
@@ -60,6 +62,8 @@ pub struct Acceptor {
     resuming: Option<Arc<ServerConfig>>,
     /// The check of clients. `None` if they need no certificate, or if the caller made the configuration.
     clients: Option<Arc<dyn CheckClients>>,
+    /// A protocol whose clients need no certificate, and its configuration.
+    unproven: Option<(Vec<u8>, Arc<ServerConfig>)>,
 }
 
 impl Acceptor {
@@ -70,7 +74,11 @@ impl Acceptor {
     /// # Errors
     /// [`TlsError::Configuration`] if the certificates cannot be used.
     pub fn new(identity: Arc<CertifiedKey>, clients: Arc<dyn CheckClients>) -> Result<Self, TlsError> {
-        let config = server_config(Arc::<dyn CheckClients>::clone(&clients), identity)?;
+        let config = server_config(
+            Arc::<dyn CheckClients>::clone(&clients),
+            identity,
+            DEFAULT_VERSIONS,
+        )?;
         Ok(Self {
             clients: Some(clients),
             ..Self::with_config(Arc::new(config))
@@ -82,8 +90,20 @@ impl Acceptor {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn server_only(identity: Arc<CertifiedKey>) -> Result<Self, TlsError> {
-        let config = server_config(WebPkiClientVerifier::no_client_auth(), identity)?;
+        let config = server_config(WebPkiClientVerifier::no_client_auth(), identity, DEFAULT_VERSIONS)?;
         Ok(Self::with_config(Arc::new(config)))
+    }
+
+    /// Clients that offer this application protocol (ALPN) are not asked for a certificate. They need TLS
+    /// 1.3, and see the chain of this `identity`. For other clients nothing changes. Default: no such protocol.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn unproven(mut self, protocol: &[u8], identity: Arc<CertifiedKey>) -> Result<Self, TlsError> {
+        let mut config = server_config(WebPkiClientVerifier::no_client_auth(), identity, &[&TLS13])?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        self.unproven = Some((protocol.to_vec(), Arc::new(config)));
+        Ok(self)
     }
 
     /// Checks that this acceptor may replace `former`, see [`Successor`].
@@ -103,6 +123,7 @@ impl Acceptor {
             config,
             resuming: None,
             clients: None,
+            unproven: None,
         }
     }
 
@@ -168,9 +189,16 @@ impl Acceptor {
         pool: &BufferPool,
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
-        let config = self.resuming.as_ref().unwrap_or(&self.config);
+        let mut config = self.resuming.as_ref().unwrap_or(&self.config);
+        let mut incoming = Ciphertext::new(pool.clone());
+        if let Some((protocol, unproven)) = &self.unproven
+            && offers(&*stream, &mut incoming, protocol, deadline)?
+        {
+            config = unproven;
+        }
         let connection = split::server(Arc::clone(config))?;
-        handshake(stream, connection, pool, deadline, |peer| {
+        handshake(stream, connection, incoming, pool, deadline, |peer| {
+            // A client that was not asked for a certificate resumes no session.
             self.check_again(peer, UnixTime::now())
         })
     }
@@ -180,9 +208,10 @@ impl Acceptor {
 fn server_config(
     verifier: Arc<dyn ClientCertVerifier>,
     identity: Arc<CertifiedKey>,
+    versions: &[&'static SupportedProtocolVersion],
 ) -> Result<ServerConfig, TlsError> {
     let mut config = ServerConfig::builder_with_provider(crypto::provider())
-        .with_safe_default_protocol_versions()?
+        .with_protocol_versions(versions)?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
     // Without tickets, until `resumption` allows them. Sessions are never stored at the server.
@@ -314,7 +343,8 @@ impl Connector {
     ) -> Result<Secured, TlsError> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))?;
         let connection = split::client(Arc::clone(&self.config), name.clone())?;
-        handshake(stream, connection, pool, deadline, |peer| {
+        let incoming = Ciphertext::new(pool.clone());
+        handshake(stream, connection, incoming, pool, deadline, |peer| {
             self.check_again(peer, &name)
         })
     }

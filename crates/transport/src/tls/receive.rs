@@ -45,6 +45,11 @@ impl Ciphertext {
         self.start == self.end
     }
 
+    /// The bytes that are not opened yet.
+    pub(super) fn unopened(&mut self) -> &[u8] {
+        &self.buffer.held().unwrap_or_default()[self.start..self.end]
+    }
+
     /// Opens every complete record.
     pub(super) fn open(&mut self, opener: &mut Opener, inbox: &mut Inbox) -> io::Result<()> {
         let bytes = self.buffer.held().unwrap_or_default();

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::server::{Acceptor, ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{ClientConfig, CommonState, HandshakeKind, ServerConfig};
 
@@ -42,6 +42,35 @@ pub(super) fn client(
 /// Both halves of a server's connection whose handshake has not begun.
 pub(super) fn server(config: Arc<ServerConfig>) -> Result<(Sealer, Opener), rustls::Error> {
     UnbufferedServerConnection::new(config).map(|c| split(Side::Server(c)))
+}
+
+/// The first message of a client, which is read before the configuration of its connection is chosen.
+#[derive(Default)]
+pub(super) struct Hello(Acceptor);
+
+impl Hello {
+    /// Takes further bytes. `None` while the message is not complete, else whether it offers this application
+    /// protocol.
+    pub(super) fn offers(&mut self, mut bytes: &[u8], protocol: &[u8]) -> Option<bool> {
+        while !bytes.is_empty() {
+            // It takes some bytes at a time, and fails if the message is too long.
+            if self.0.read_tls(&mut bytes).is_err() {
+                return Some(false);
+            }
+        }
+        match self.0.accept() {
+            Ok(Some(accepted)) => {
+                let hello = accepted.client_hello();
+                Some(
+                    hello
+                        .alpn()
+                        .is_some_and(|mut offered| offered.any(|name| name == protocol)),
+                )
+            }
+            Ok(None) => None,
+            Err(_) => Some(false),
+        }
+    }
 }
 
 /// The sending half.

@@ -1,0 +1,481 @@
+//! Tokens with which a node joins a cluster, and the decision about a join.
+//!
+//! ```text
+//!  operator   JoinToken::new ─▶ ssntp://HOST:PORT/?ca=…&id=…&secret=…  to the node
+//!                  └─▶ StoredToken: the digest of the secret, role, uses, end   to the server's store
+//!  node       JoinRequest: id, secret, role, signing request ─▶ StoredToken::redeem ─▶ Enrolled
+//!                                                                            └─▶ JoinRefusal
+//! ```
+//!
+//! `ca` is the digest of the authority's public key, so the node knows its server before it sends the secret. The
+//! store has no secret that would admit anybody.
+
+use std::fmt;
+use std::hint::black_box;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::error::{Error, Fault};
+use crate::inspect::CertificateInfo;
+use crate::issuer::{Enrolled, Issuer, SigningRequest, digest, seconds};
+use crate::role::Role;
+use ssntp_transport::{Address, provider};
+
+/// What a node needs to join: a server's address, the authority's key, and a proof.
+///
+/// Shown and parsed as the URL `ssntp://HOST:PORT/?ca=…&id=…&secret=…`: `ca` and `secret` are 32 bytes in
+/// base64url without padding. Whoever knows the URL can use the token; `Debug` leaves the secret out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JoinToken {
+    address: Address,
+    authority: [u8; 32],
+    id: String,
+    secret: [u8; 32],
+}
+
+impl JoinToken {
+    /// A new token with a random id and secret, for servers at `address` of this authority.
+    ///
+    /// # Errors
+    /// [`Error::Content`] if the certificate is broken; [`Error::Crypto`].
+    pub fn new(address: Address, authority: &CertificateInfo) -> Result<Self, Error> {
+        let (mut id, mut secret) = ([0; 8], [0; 32]);
+        let random = provider().secure_random;
+        let filled = random.fill(&mut id).and_then(|()| random.fill(&mut secret));
+        filled.map_err(|_| Error::Crypto("no random bytes".to_owned()))?;
+        let authority = authority.key_digest().map_err(Error::content("the authority"))?;
+        Ok(Self {
+            address,
+            authority,
+            id: id.map(|byte| format!("{byte:02x}")).concat(),
+            secret,
+        })
+    }
+
+    /// The server's address.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The SHA-256 digest of the authority's public key (SubjectPublicKeyInfo).
+    pub fn authority(&self) -> &[u8; 32] {
+        &self.authority
+    }
+
+    /// The id, which is not secret: 16 hexadecimal digits if [`new`](Self::new) has made it.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The request to join in these roles with a signing request in PEM.
+    pub fn request(&self, roles: Role, signing_request: String) -> JoinRequest {
+        JoinRequest {
+            id: self.id.clone(),
+            secret: URL_SAFE_NO_PAD.encode(self.secret),
+            roles,
+            request: signing_request,
+        }
+    }
+}
+
+impl fmt::Display for JoinToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [ca, secret] = [self.authority, self.secret].map(|bytes| URL_SAFE_NO_PAD.encode(bytes));
+        write!(
+            f,
+            "ssntp://{}/?ca={ca}&id={}&secret={secret}",
+            self.address, self.id
+        )
+    }
+}
+
+impl fmt::Debug for JoinToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinToken({} at {})", self.id, self.address)
+    }
+}
+
+impl FromStr for JoinToken {
+    type Err = ParseTokenError;
+
+    fn from_str(text: &str) -> Result<Self, ParseTokenError> {
+        let bad = |part, why: &str| ParseTokenError {
+            part,
+            why: why.to_owned(),
+        };
+        let rest = text.trim().strip_prefix("ssntp://");
+        let rest = rest.ok_or_else(|| bad("beginning", "it is not ssntp://"))?;
+        let (address, query) = rest
+            .split_once("/?")
+            .ok_or_else(|| bad("query", "there is no /? after the port"))?;
+        let address: Address = address.parse().map_err(|e| ParseTokenError {
+            part: "address",
+            why: format!("{e}"),
+        })?;
+        if !matches!(&address, Address::Tcp { host, port } if !host.is_empty() && *port != 0) {
+            return Err(bad("address", "it needs a host and a port"));
+        }
+        let (mut ca, mut id, mut secret) = (None, None, None);
+        for pair in query.split('&') {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let field = match name {
+                "ca" => &mut ca,
+                "id" => &mut id,
+                "secret" => &mut secret,
+                _ => return Err(bad("query", "it has another part than ca, id and secret")),
+            };
+            if field.replace(value).is_some() {
+                return Err(bad("query", "a part occurs twice"));
+            }
+        }
+        let bytes = |part, value: Option<&str>| {
+            let value = value.ok_or_else(|| bad(part, "it is missing"))?;
+            let bytes = URL_SAFE_NO_PAD.decode(value).ok();
+            let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
+            bytes.ok_or_else(|| bad(part, "it is not 32 bytes in base64url (cut off?)"))
+        };
+        let id = id.ok_or_else(|| bad("id", "it is missing"))?;
+        let is_of_an_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        if !(1..=64).contains(&id.len()) || !id.bytes().all(is_of_an_id) {
+            return Err(bad("id", "it is not 1 to 64 letters and digits"));
+        }
+        Ok(Self {
+            address,
+            authority: bytes("ca", ca)?,
+            id: id.to_owned(),
+            secret: bytes("secret", secret)?,
+        })
+    }
+}
+
+/// The text is not a [`JoinToken`]. It does not repeat the text, which may hold a secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a join token: its {part} is wrong: {why}")]
+pub struct ParseTokenError {
+    part: &'static str,
+    why: String,
+}
+
+/// A node's request to join. `Debug` leaves the secret out.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JoinRequest {
+    /// The id of its token.
+    pub id: String,
+    /// The secret of its token: 32 bytes in base64url.
+    pub secret: String,
+    /// The roles that it wants to have.
+    pub roles: Role,
+    /// The signing request for its key, as PEM.
+    pub request: String,
+}
+
+impl fmt::Debug for JoinRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinRequest({:?} as {})", self.id, self.roles)
+    }
+}
+
+/// A token as a store keeps it. It admits nobody, because it lacks the secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredToken {
+    /// The id.
+    pub id: String,
+    /// The SHA-256 digest of the secret in base64url.
+    pub secret_sha256: String,
+    /// The roles that a node gets with it, or some of them.
+    pub roles: Role,
+    /// The UUID that the node gets; `None`: a random one at each use.
+    pub uuid: Option<Uuid>,
+    /// The number of nodes that may still join with it.
+    pub uses_left: u32,
+    /// The second at which it ends, since 1970.
+    pub ends: u64,
+    /// The operator who made it, for lists.
+    pub made_by: String,
+}
+
+impl StoredToken {
+    /// The record of a token for `uses` nodes with these roles. A token for a `uuid` is for one node.
+    pub fn new(
+        token: &JoinToken,
+        roles: Role,
+        uuid: Option<Uuid>,
+        uses: u32,
+        ends: SystemTime,
+        made_by: &str,
+    ) -> Self {
+        Self {
+            id: token.id.clone(),
+            secret_sha256: digest(&token.secret),
+            roles,
+            uuid,
+            uses_left: if uuid.is_some() { uses.min(1) } else { uses },
+            ends: seconds(ends),
+            made_by: made_by.to_owned(),
+        }
+    }
+
+    /// Decides whether a node may join now. `before` is the certificate that a node with the same key got for
+    /// this token: it lost the answer, and gets the certificate again. The comparison of the secret takes
+    /// as long for a wrong one as for the right one.
+    ///
+    /// # Errors
+    /// The reason why it may not.
+    pub fn decide(
+        &self,
+        request: &JoinRequest,
+        before: Option<&Enrolled>,
+        now: SystemTime,
+    ) -> Result<(), JoinRefusal> {
+        let secret = URL_SAFE_NO_PAD.decode(&request.secret).unwrap_or_default();
+        let shown = digest(&secret);
+        let differs = shown.bytes().zip(self.secret_sha256.bytes());
+        let differs = differs.fold(0, |differs, (one, other)| black_box(differs | (one ^ other)));
+        if differs != 0 || shown.len() != self.secret_sha256.len() || request.id != self.id {
+            return Err(JoinRefusal::Proof);
+        }
+        if seconds(now) >= self.ends {
+            return Err(JoinRefusal::Ended);
+        }
+        let (token, asked) = (before.map_or(self.roles, |before| before.roles), request.roles);
+        if asked.is_empty() || !token.contains(asked) || before.is_some() && token != asked {
+            return Err(JoinRefusal::Roles { token, asked });
+        }
+        if before.is_none() && self.uses_left == 0 {
+            return Err(JoinRefusal::Used);
+        }
+        Ok(())
+    }
+
+    /// Decides as [`decide`](Self::decide), and issues the certificate and counts the use if there is none yet. A
+    /// store calls this within one step with the storing of both.
+    ///
+    /// # Errors
+    /// The reason for which there is no certificate. The token is unchanged.
+    pub fn redeem(
+        &mut self,
+        request: &JoinRequest,
+        signing: &SigningRequest,
+        before: Option<&Enrolled>,
+        (issuer, lifetime, now): (&Issuer, Duration, SystemTime),
+    ) -> Result<Enrolled, JoinRefusal> {
+        self.decide(request, before, now)?;
+        if let Some(before) = before {
+            return Ok(before.clone());
+        }
+        let uuid = self.uuid.unwrap_or_else(Uuid::new_v4);
+        let mut enrolled = issuer.issue(signing, request.roles, uuid, lifetime)?;
+        enrolled.token.clone_from(&self.id);
+        self.uses_left -= 1;
+        Ok(enrolled)
+    }
+}
+
+/// The reason why a node gets no certificate. The text is sent to the node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinRefusal {
+    /// There is no such token, or the secret is wrong; which of the two is not told.
+    #[error("there is no token with this id and this secret")]
+    Proof,
+    /// The token has ended.
+    #[error("the token has ended; a new one is needed")]
+    Ended,
+    /// As many nodes have joined with the token as it is for.
+    #[error("the token has been used; a new one is needed")]
+    Used,
+    /// The token is for other roles.
+    #[error("the token is for the roles {token}, not {asked}")]
+    Roles {
+        /// The roles of the token, or of the certificate that the node has got for it.
+        token: Role,
+        /// The roles that the node wants to have.
+        asked: Role,
+    },
+    /// The request cannot be read, or it asks for more than a certificate.
+    #[error("{0}")]
+    Request(String),
+    /// The certificate of the node cannot be renewed over its session.
+    #[error("{0}")]
+    NotRenewable(String),
+    /// The issuer of the server cannot issue this certificate.
+    #[error("the server cannot issue the certificate: {0}")]
+    Issuer(String),
+    /// Too many nodes join at present, all together or from this address.
+    #[error("too many nodes join at a time; try again")]
+    Busy,
+    /// The store of the tokens does not answer, so it is not known whether the token was used. The same key
+    /// may try again.
+    #[error("the store of the tokens does not answer; try again")]
+    Unavailable,
+}
+
+impl JoinRefusal {
+    /// The word for it on the wire and in metrics, from a fixed list.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Proof => "proof",
+            Self::Ended => "ended",
+            Self::Used => "used",
+            Self::Roles { .. } => "roles",
+            Self::Request(_) => "request",
+            Self::NotRenewable(_) => "not_renewable",
+            Self::Issuer(_) => "issuer",
+            Self::Busy => "busy",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
+impl From<Error> for JoinRefusal {
+    fn from(error: Error) -> Self {
+        Self::Issuer(error.to_string())
+    }
+}
+
+impl From<Fault> for JoinRefusal {
+    fn from(fault: Fault) -> Self {
+        Self::Request(fault.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::{Authority, AuthorityRequest, NodeKey};
+
+    const NOW: SystemTime = UNIX_EPOCH;
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn authority() -> Authority {
+        Authority::new(&AuthorityRequest::default()).unwrap()
+    }
+
+    fn token(authority: &Authority) -> JoinToken {
+        JoinToken::new(Address::tcp("::1", 8888), authority.info()).unwrap()
+    }
+
+    #[test]
+    fn a_token_is_printed_and_read_back_and_its_secret_is_not_in_the_log() {
+        let authority = authority();
+        let token = token(&authority);
+        let url = token.to_string();
+        assert!(url.starts_with("ssntp://[::1]:8888/?ca="), "{url}");
+        assert_eq!(url.parse(), Ok(token.clone()));
+        assert_eq!(*token.authority(), authority.info().key_digest().unwrap());
+        let secret = URL_SAFE_NO_PAD.encode(token.secret);
+        let request = token.request(Role::AGENT, String::new());
+        assert!(url.ends_with(&secret) && request.secret == secret);
+        assert!(!format!("{token:?}{request:?}").contains(&secret));
+        assert_ne!(token, self::token(&authority));
+    }
+
+    #[test]
+    fn a_text_that_is_no_token_is_refused_with_its_wrong_part() {
+        let url = token(&authority()).to_string();
+        let (front, secret) = url.split_at(url.len() - 5);
+        let ca = url.split(['=', '&']).nth(1).unwrap();
+        for (text, part) in [
+            (url.replace("ssntp:", "https:"), "beginning"),
+            (url.replace("[::1]:8888", "[::1]"), "address"),
+            (url.replace("[::1]", ""), "address"),
+            (url.replace("8888", "0"), "address"),
+            (url.replace("/?", "/"), "query"),
+            (format!("{url}&x=1"), "query"),
+            (format!("{url}&id=1"), "query"),
+            (url.replace(ca, ""), "ca"),
+            (url.replace(&format!("ca={ca}&"), ""), "ca"),
+            (url.replace("&id=", "&id=%20"), "id"),
+            (front.to_owned(), "secret"),
+            (format!("{front}{secret}A"), "secret"),
+        ] {
+            let refused = text.parse::<JoinToken>().unwrap_err();
+            assert_eq!(refused.part, part, "{text}: {refused}");
+            assert!(!refused.to_string().contains(&front[front.len() - 20..]));
+        }
+    }
+
+    #[test]
+    fn a_join_is_decided_by_proof_end_roles_and_uses() {
+        let token = token(&authority());
+        let both = Role::AGENT | Role::NETAGENT;
+        let stored = StoredToken::new(&token, both, None, 1, NOW + HOUR, "ops");
+        let good = token.request(Role::AGENT, String::new());
+        let at = |stored: &StoredToken, request: &JoinRequest, now| stored.decide(request, None, now);
+        assert_eq!(at(&stored, &good, NOW), Ok(()));
+        assert_eq!(at(&stored, &good, NOW + HOUR), Err(JoinRefusal::Ended));
+        let used = StoredToken {
+            uses_left: 0,
+            ..stored.clone()
+        };
+        assert_eq!(at(&used, &good, NOW), Err(JoinRefusal::Used));
+        for secret in ["", "AAAA", &stored.secret_sha256, &good.secret[1..]] {
+            let wrong = JoinRequest {
+                secret: secret.to_owned(),
+                ..good.clone()
+            };
+            // Whether a token has ended is told only to a holder of its secret.
+            assert_eq!(at(&used, &wrong, NOW + HOUR), Err(JoinRefusal::Proof));
+        }
+        let of_other = JoinRequest {
+            id: "other".to_owned(),
+            ..good.clone()
+        };
+        assert_eq!(at(&stored, &of_other, NOW), Err(JoinRefusal::Proof));
+        for asked in [Role::CONTROLLER, both | Role::CNCIAGENT, Role::NONE] {
+            let other = JoinRequest {
+                roles: asked,
+                ..good.clone()
+            };
+            assert_eq!(
+                at(&stored, &other, NOW),
+                Err(JoinRefusal::Roles { token: both, asked })
+            );
+        }
+    }
+
+    #[test]
+    fn the_same_key_gets_the_same_certificate_again_and_another_key_gets_none() {
+        let authority = authority();
+        let (token, issuer) = (token(&authority), authority.issuer("i", Role::AGENT, 10).unwrap());
+        let now = crate::der::now();
+        let mut stored = StoredToken::new(
+            &token,
+            Role::AGENT,
+            Some(Uuid::from_u128(9)),
+            5,
+            now + HOUR,
+            "ops",
+        );
+        assert_eq!(stored.uses_left, 1, "one node alone has the UUID");
+        let mut redeem = |key: &NodeKey, before: Option<&Enrolled>| {
+            let request = token.request(Role::AGENT, key.signing_request().unwrap());
+            let signing = SigningRequest::from_pem(&request.request).unwrap();
+            stored.redeem(&request, &signing, before, (&issuer, HOUR, now))
+        };
+        let (key, other) = (NodeKey::new().unwrap(), NodeKey::new().unwrap());
+        let first = redeem(&key, None).unwrap();
+        assert_eq!((first.uuid, &first.token), (Uuid::from_u128(9), &token.id));
+        assert_eq!(redeem(&key, Some(&first)), Ok(first));
+        assert_eq!(redeem(&other, None), Err(JoinRefusal::Used));
+    }
+
+    #[test]
+    fn records_are_stored_as_json_like_text() {
+        let stored = StoredToken::new(&token(&authority()), Role::AGENT, None, 1, NOW + HOUR, "ops");
+        let text = serde_json::to_string(&stored).unwrap();
+        assert!(
+            text.contains("\"roles\":\"agent\"") && text.contains("\"ends\":3600"),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<StoredToken>(&text).unwrap(), stored);
+    }
+}

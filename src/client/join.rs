@@ -1,0 +1,409 @@
+//! A node that joins a cluster with a token, and whose certificate is renewed over its session.
+//!
+//! ```text
+//!  join.key ─▶ TLS to a server with the token's authority ─▶ request, answer ─▶ ca.pem ─▶ node.pem ─▶ no join.key
+//!  node.pem at two thirds of its life ─▶ RenewCertificate over the session ─▶ node.pem ─▶ ClientHandle::renew
+//! ```
+//!
+//! Each file is written in one step, in this order, so a process that ends between two steps joins again with the same
+//! key, and gets the same certificate. `node.pem` holds the certificate, its issuer's and the key, so a renewal
+//! replaces all three in one step.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::never;
+use log::{info, warn};
+
+use super::config::{ClientConfig, random_share};
+use super::event::LOG;
+use super::handle::ClientHandle;
+use crate::clock::{now, wall_clock};
+use crate::join::{JoinAnswer, MAX_ANSWER, message, receive};
+use crate::proto::{Command, Frame};
+use crate::wire::JOIN_PROTOCOL;
+use ssntp_pki::{
+    CertificateInfo, Error, Fault, Identity, JoinRefusal, JoinToken, NodeKey, Role, ServerCheck, Trust,
+};
+use ssntp_transport::memory::MemoryListener;
+use ssntp_transport::tls::TlsError;
+use ssntp_transport::{
+    BufferPool, Cancel, Outgoing, Target, TcpOptions, after, deadline, excerpt, left, replace_with_mode,
+    setters,
+};
+
+/// The longest time for one connection with which a node joins.
+const ATTEMPT: Duration = Duration::from_secs(15);
+/// The longest pause between two attempts to join.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The pauses between two attempts to renew.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+/// The time that a server has to answer a RenewCertificate.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The directory with the files of a node that has joined: `node.pem` with its certificate and key, and `ca.pem` with
+/// its authority. Only their owner may read them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFiles(PathBuf);
+
+impl NodeFiles {
+    /// The files in this directory, which need not exist yet.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self(directory.into())
+    }
+
+    /// The file for [`Identity::load`].
+    pub fn certificate(&self) -> PathBuf {
+        self.0.join("node.pem")
+    }
+
+    /// The file for [`Trust::load`].
+    pub fn authority(&self) -> PathBuf {
+        self.0.join("ca.pem")
+    }
+
+    /// The key of a join that is not complete.
+    fn pending_key(&self) -> PathBuf {
+        self.0.join("join.key")
+    }
+
+    /// Loads identity and trust. Blocks on the disk.
+    ///
+    /// # Errors
+    /// As [`Identity::load`] and [`Trust::load`]. With [`Fault::Expired`] the node needs a new token.
+    pub fn load(&self) -> Result<(Identity, Trust), Error> {
+        Ok((
+            Identity::load(self.certificate())?,
+            Trust::load(self.authority())?,
+        ))
+    }
+
+    /// The configuration of a client with these files, which [renews](ClientConfig::renewed_in) its certificate.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn client_config(&self) -> Result<ClientConfig, Error> {
+        let (identity, trust) = self.load()?;
+        Ok(ClientConfig::new(identity, trust).renewed_in(self.clone()))
+    }
+
+    /// Checks that an issued certificate is what was asked for.
+    fn issued(chain: &str, key: &NodeKey, trust: &Trust, roles: Role) -> Result<Identity, JoinError> {
+        let issued = Identity::from_pem(&joined(chain, key), "the server's answer")?;
+        let info = trust
+            .verify(issued.chain())
+            .map_err(|fault| JoinError::Answer(fault.to_string()))?;
+        if info.roles != roles || info.uuid.is_none() {
+            let why = format!(
+                "its certificate is for the roles {} and the UUID {:?}",
+                info.roles, info.uuid
+            );
+            return Err(JoinError::Answer(why));
+        }
+        Ok(issued)
+    }
+
+    /// Replaces certificate and key in one step.
+    fn save(&self, chain: &str, key: &NodeKey) -> Result<(), Error> {
+        write(&self.certificate(), &joined(chain, key))
+    }
+}
+
+/// A node's joining with a token.
+///
+/// ```no_run
+/// use ssntp::client::{Client, Join};
+/// use ssntp::Role;
+///
+/// let token = "ssntp://scheduler.example:8888/?ca=…&id=…&secret=…".parse()?;
+/// let files = Join::new(token, "/var/lib/ssntp").roles(Role::AGENT).run()?;
+/// let client = Client::connect(files.client_config()?.address("scheduler.example:8888".parse()?))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Join {
+    token: JoinToken,
+    files: NodeFiles,
+    target: Target,
+    roles: Role,
+    limit: Duration,
+    tcp: TcpOptions,
+}
+
+impl Join {
+    /// Joins with this token as an agent, and keeps the node's files in this directory, which is created if necessary.
+    pub fn new(token: JoinToken, directory: impl Into<PathBuf>) -> Self {
+        Self {
+            target: Target::Address(token.address().clone()),
+            token,
+            files: NodeFiles::new(directory),
+            roles: Role::AGENT,
+            limit: Duration::from_secs(60),
+            tcp: TcpOptions::default(),
+        }
+    }
+
+    setters! {
+        /// The roles that the node wants to have; the token has to be for them. Default: [`Role::AGENT`].
+        roles: Role;
+
+        /// The longest time for all attempts together. Default: 60 s.
+        limit: Duration;
+
+        /// TCP options. Default: see [`TcpOptions`].
+        tcp: TcpOptions;
+    }
+
+    /// Connects to a server in this process in place of the token's address. Default: none.
+    #[must_use]
+    pub fn connect_in_memory(mut self, listener: &MemoryListener) -> Self {
+        self.target = Target::Memory(listener.clone());
+        self
+    }
+
+    /// Joins, unless the directory holds a certificate that is valid: then nothing is sent, so a program may do this
+    /// at each start. Tries again while the server cannot be reached or is busy. Blocks for at most the limit, and
+    /// for the disk.
+    ///
+    /// # Errors
+    /// [`JoinError`]. The key of the attempt stays in the directory for the next one.
+    pub fn run(&self) -> Result<NodeFiles, JoinError> {
+        let files = &self.files;
+        match files.load() {
+            Ok((_, trust)) => return self.joined_before(&trust),
+            Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(Error::Content {
+                fault: fault @ Fault::Expired { .. },
+                ..
+            }) => {
+                warn!(target: LOG, "{}: {fault}; the node needs a new token", files.certificate().display());
+            }
+            Err(e) => return Err(e.into()),
+        }
+        let key = self.key()?;
+        let request = message(&self.token.request(self.roles, key.signing_request()?));
+        let end = deadline(self.limit);
+        let mut pause = PAUSE / 32;
+        let (chain, trust) = loop {
+            let failed = match self.attempt(&request, end.min(deadline(ATTEMPT))) {
+                Ok(joined) => break joined,
+                Err(failed) => failed,
+            };
+            let wait = pause.mul_f64(0.5 + random_share() / 2.0);
+            if !failed.may_retry() || after(now(), wait) >= end {
+                return Err(failed);
+            }
+            // Nothing is ever received, so this is a pause.
+            let _ = never::<()>().recv_timeout(wait);
+            pause = (pause * 2).min(PAUSE);
+        };
+        NodeFiles::issued(&chain, &key, &trust, self.roles)?;
+        write(&files.authority(), &trust.authorities()[0].to_pem().as_bytes())?;
+        files.save(&chain, &key)?;
+        let _ = fs::remove_file(files.pending_key());
+        Ok(files.clone())
+    }
+
+    fn joined_before(&self, trust: &Trust) -> Result<NodeFiles, JoinError> {
+        let mut digests = trust.authorities().iter().flat_map(CertificateInfo::key_digest);
+        if digests.any(|digest| digest == *self.token.authority()) {
+            return Ok(self.files.clone());
+        }
+        Err(JoinError::OtherCluster(self.files.authority()))
+    }
+
+    /// The key of an earlier attempt, or a new one, which is on the disk when this returns.
+    fn key(&self) -> Result<NodeKey, Error> {
+        let path = self.files.pending_key();
+        let failed = |source| Error::Write {
+            path: path.clone(),
+            source,
+        };
+        fs::create_dir_all(&self.files.0).map_err(failed)?;
+        match fs::read(&path) {
+            Ok(pem) => NodeKey::from_pem(&pem, &path.display().to_string()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let key = NodeKey::new()?;
+                write(&path, key.to_pem().as_bytes())?;
+                Ok(key)
+            }
+            Err(source) => Err(Error::Read { path, source }),
+        }
+    }
+
+    /// Sends the request over one connection. Returns the certificate with its issuer's, and trust in the authority.
+    fn attempt(&self, request: &Outgoing, end: Instant) -> Result<(String, Trust), JoinError> {
+        let cancel = Cancel::new();
+        let mut failed = None;
+        for (address, limit) in self.target.addresses(left(end)?, &cancel)? {
+            let stream = match address.connect(&self.tcp, limit, &cancel) {
+                Ok(stream) => stream,
+                Err(e) => {
+                    failed = Some(e);
+                    continue;
+                }
+            };
+            let connector = ServerCheck::Pinned(self.token.authority())
+                .connector(None)?
+                .protocol(JOIN_PROTOCOL);
+            let mut secured =
+                connector.connect(stream, self.target.server_name(), &BufferPool::new(), end)?;
+            // Before a byte is sent: a server without this protocol does not know what would come.
+            if secured.alpn.as_deref() != Some(JOIN_PROTOCOL) || secured.version != "TLSv1.3" {
+                return Err(JoinError::NotOffered);
+            }
+            let trust = Trust::pinned(&secured.peer, self.token.authority(), wall_clock());
+            let trust = trust.map_err(|fault| JoinError::Answer(fault.to_string()))?;
+            secured.halves.stream.set_write_timeout(Some(left(end)?))?;
+            secured.halves.transmit.transmit(std::slice::from_ref(request))?;
+            let answer = receive(&mut secured.halves, MAX_ANSWER, end)?;
+            let _ = secured.halves.transmit.finish();
+            let answer = JoinAnswer::read(&answer).map_err(JoinError::Answer)?;
+            if answer.refused.is_empty() {
+                return Ok((answer.certificate, trust));
+            }
+            return Err(JoinError::Refused {
+                word: excerpt(answer.refused).to_string(),
+                detail: excerpt(answer.detail).to_string(),
+            });
+        }
+        Err(failed.unwrap_or_else(|| io::ErrorKind::NotFound.into()).into())
+    }
+}
+
+/// The reason why a node has not joined.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// A file of the node cannot be read or written, or the certificate cannot be used.
+    #[error(transparent)]
+    Files(#[from] Error),
+    /// The directory holds a valid certificate of another authority than the token's.
+    #[error("{}: this node has joined another cluster; give it another directory", .0.display())]
+    OtherCluster(PathBuf),
+    /// The server cannot be reached, or the connection was lost.
+    #[error("cannot reach the server: {0}")]
+    Lost(#[from] io::Error),
+    /// TLS failed: above all, the server has not proved that it is of the token's authority.
+    #[error("{0}")]
+    Tls(TlsError),
+    /// The server lets no node join.
+    #[error("the server lets no node join")]
+    NotOffered,
+    /// The server refuses the node.
+    #[error("the server refuses this node: {detail}")]
+    Refused {
+        /// The word for the reason, see [`JoinRefusal::word`].
+        word: String,
+        /// The reason.
+        detail: String,
+    },
+    /// The server's answer cannot be used.
+    #[error("the server's answer cannot be used: {0}")]
+    Answer(String),
+}
+
+impl JoinError {
+    /// True if another attempt may succeed.
+    fn may_retry(&self) -> bool {
+        match self {
+            Self::Lost(_) => true,
+            Self::Refused { word, .. } => [JoinRefusal::Busy, JoinRefusal::Unavailable]
+                .iter()
+                .any(|busy| busy.word() == word),
+            _ => false,
+        }
+    }
+}
+
+impl From<TlsError> for JoinError {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Io(e) => Self::Lost(e),
+            TlsError::Deadline => Self::Lost(io::ErrorKind::TimedOut.into()),
+            other => Self::Tls(other),
+        }
+    }
+}
+
+/// The content of `node.pem`.
+fn joined(chain: &str, key: &NodeKey) -> Vec<u8> {
+    format!("{chain}{}", key.to_pem()).into_bytes()
+}
+
+fn write(path: &Path, text: &[u8]) -> Result<(), Error> {
+    let written = replace_with_mode(path, text, Some(0o600));
+    written.map_err(|source| Error::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Renews the certificate of a client until the client ends, on a thread of its own.
+pub(super) fn renew_until_closed(client: &ClientHandle, files: &NodeFiles) {
+    let ended = client.state().cancel.done().clone();
+    let name = format!("{} ({})", client.uuid(), client.role());
+    // Chosen once, so that nodes which have joined together do not ask together.
+    let share = random_share();
+    let mut wait = due_in(client.newest().0.info(), share);
+    while ended.recv_timeout(wait).is_err_and(|e| e.is_timeout()) {
+        let (identity, trust) = client.newest();
+        let certificate = identity.info();
+        // The clock may have been set meanwhile, or the files replaced by hand.
+        wait = due_in(certificate, share);
+        if !wait.is_zero() {
+            continue;
+        }
+        let left = certificate
+            .not_after
+            .duration_since(wall_clock())
+            .unwrap_or_default();
+        match renew(client, files, &identity, &trust) {
+            Ok(until) => info!(target: LOG, "{name}: the certificate was renewed, until {until}"),
+            Err(_) if left.is_zero() => {
+                let ended = certificate.not_after_text();
+                warn!(target: LOG, "{name}: the certificate expired at {ended}; this node needs a new token");
+            }
+            Err(why) => {
+                warn!(target: LOG, "{name}: the certificate is not renewed: {why}; it is tried again")
+            }
+        }
+        // A certificate of a short life is not renewed again and again.
+        wait = (left / 10)
+            .mul_f64(0.5 + share / 2.0)
+            .clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+    }
+}
+
+/// The time until two thirds of a certificate's life and a little more, at most an hour, after which it is computed
+/// again.
+fn due_in(certificate: &CertificateInfo, share: f64) -> Duration {
+    let life = certificate.not_after.duration_since(certificate.not_before);
+    let due = certificate.not_before + life.unwrap_or_default().mul_f64(2.0 / 3.0 + share / 20.0);
+    due.duration_since(wall_clock())
+        .unwrap_or_default()
+        .min(LONGEST_PAUSE)
+}
+
+/// Asks the server for the certificate that follows `before`, for a new key, and uses it from now on. Returns its end.
+fn renew(
+    client: &ClientHandle,
+    files: &NodeFiles,
+    before: &Identity,
+    trust: &Trust,
+) -> Result<String, Box<dyn std::error::Error>> {
+    let key = NodeKey::new()?;
+    let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, key.signing_request()?);
+    let answer = client.request(frame, ANSWER)?;
+    let chain = String::from_utf8_lossy(answer.payload_bytes()).into_owned();
+    let renewed = NodeFiles::issued(&chain, &key, trust, before.roles())?;
+    if renewed.uuid() != before.uuid() {
+        return Err("the new certificate is bound to another UUID".into());
+    }
+    files.save(&chain, &key)?;
+    client.renew(&renewed, trust)?;
+    Ok(renewed.info().not_after_text())
+}

@@ -1,0 +1,267 @@
+//! Nodes that join with a token, and certificates that are renewed over a session.
+//!
+//! ```text
+//!  newcomer with ALPN ssntp-join/1 ─▶ a place ─▶ one request ─▶ EnrolmentStore::join ─▶ one answer, the end
+//!                                                                  │ calls StoredToken::redeem
+//!  session ─ RenewCertificate ─▶ dispatcher ─▶ a channel ─▶ thread ssntp-enrol ─▶ EnrolmentStore::renew ─▶ reply
+//! ```
+//!
+//! A connection with which a node joins keeps its slot of the newcomers from TLS to its end, and no code of sessions
+//! runs for it. The store may block, so it is called by these two kinds of threads alone.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::Receiver;
+use log::{Level, info};
+
+use super::environment::Environment;
+use super::handle::ServerHandle;
+use super::log::{AUDIT, Named};
+use super::state::Renewal;
+use crate::clock::wall_clock;
+use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
+use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
+use ssntp_transport::{Duplex, Halves, Newcomer, PeerAddress, drain, locked, refuse, setters, threads};
+
+/// The time for which a wrong proof has to wait for its answer.
+const DELAY: Duration = Duration::from_secs(1);
+/// The time for which the node may read after the answer.
+const LINGER: Duration = Duration::from_secs(1);
+/// The number of renewals that wait for the thread. Further ones are refused, and the client asks again later.
+pub(super) const RENEWALS: usize = 256;
+
+/// Decides about a join with the stored token, and with the certificate that the same key has got for it before.
+pub type Redeem<'a> = dyn FnMut(&mut StoredToken, Option<&Enrolled>) -> Result<Enrolled, JoinRefusal> + 'a;
+
+/// Where a server keeps tokens and the certificates of nodes. Several servers may share one.
+///
+/// # Threads
+/// Several threads call it at once, and no dispatcher does. It may block; a second or so, because a node waits.
+pub trait EnrolmentStore: Send + Sync {
+    /// Calls `redeem` with the token `id`, and with the certificate that was issued for it to the same `key`
+    /// ([`Enrolled::token`], [`Enrolled::key`]), if there is one. If that succeeds, stores the changed token and the
+    /// certificate in one step, and returns the certificate. `redeem` may be called again with other values,
+    /// if another server has changed them meanwhile.
+    ///
+    /// # Errors
+    /// [`JoinRefusal::Proof`] if there is no such token; the error of `redeem`, and nothing is stored;
+    /// [`JoinRefusal::Unavailable`] if it is not known whether both are stored.
+    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal>;
+
+    /// Stores the certificate that follows `before`, before the node gets it. The certificate `before` stays
+    /// valid until its end.
+    ///
+    /// # Errors
+    /// [`JoinRefusal::NotRenewable`], for example if `before` is to be revoked; [`JoinRefusal::Unavailable`].
+    fn renew(&self, before: &CertificateInfo, enrolled: &Enrolled) -> Result<(), JoinRefusal>;
+}
+
+/// Lets nodes join with tokens, and renews their certificates over their sessions: see
+/// [`ServerConfig::enrol`](super::ServerConfig::enrol). A clone shares issuer and store.
+#[derive(Clone)]
+pub struct Enrolment {
+    issuer: Arc<Mutex<Arc<Issuer>>>,
+    store: Arc<dyn EnrolmentStore>,
+    lifetime: Duration,
+    at_a_time: usize,
+    of_address: usize,
+    places: Arc<Mutex<HashMap<Option<IpAddr>, usize>>>,
+}
+
+impl fmt::Debug for Enrolment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enrolment")
+            .field("issuer", &self.issuer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Enrolment {
+    /// Issues the certificates of nodes with this issuer.
+    pub fn new(issuer: Issuer, store: impl EnrolmentStore + 'static) -> Self {
+        Self {
+            issuer: Arc::new(Mutex::new(Arc::new(issuer))),
+            store: Arc::new(store),
+            lifetime: Duration::from_secs(30 * 86_400),
+            at_a_time: 64,
+            of_address: 16,
+            places: Arc::default(),
+        }
+    }
+
+    setters! {
+        /// The lifetime of the certificates. Default: 30 days.
+        lifetime: Duration;
+
+        /// The number of nodes that may join at a time. Each uses a slot of
+        /// [`max_handshakes`](super::ServerConfig::max_handshakes). Further ones are refused, and try again.
+        /// Default: 64.
+        at_a_time: usize;
+
+        /// The number of nodes that may join at a time from one address. Default: 16.
+        of_address: usize;
+    }
+
+    /// Replaces the issuer, also in a running server.
+    pub fn set_issuer(&self, issuer: Issuer) {
+        *locked(&self.issuer) = Arc::new(issuer);
+    }
+
+    /// The present issuer.
+    pub fn issuer(&self) -> Arc<Issuer> {
+        Arc::clone(&locked(&self.issuer))
+    }
+
+    /// Serves one connection with which a node joins, until its end.
+    pub(super) fn serve(
+        &self,
+        environment: &Environment,
+        newcomer: &Arc<Newcomer>,
+        mut halves: Halves,
+        deadline: Instant,
+    ) {
+        let place = self.place(newcomer.peer());
+        let answered = match &place {
+            Some(_) => receive(&mut halves, MAX_REQUEST, deadline).map(|yaml| self.join(&yaml, wall_clock())),
+            None => Ok(Err(JoinRefusal::Busy)),
+        };
+        let decided = match answered {
+            Ok(decided) => decided,
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => Err(JoinRefusal::Request(e.to_string())),
+            Err(e) => {
+                let word = if e.kind() == io::ErrorKind::TimedOut {
+                    "timeout"
+                } else {
+                    "lost"
+                };
+                environment.refused(newcomer, word);
+                return environment.log_newcomer(newcomer, Level::Info, "no join", "", &e);
+            }
+        };
+        match &decided {
+            Ok(enrolled) => {
+                environment.handshakes.enrolled("joined");
+                let peer = newcomer.peer();
+                info!(target: AUDIT, "joined: {}: {peer}, token {}", shown(enrolled), enrolled.token);
+            }
+            Err(why) => {
+                environment.handshakes.enrolled(why.word());
+                environment.log_newcomer(newcomer, Level::Warn, "no join", "", why);
+                if *why == JoinRefusal::Proof {
+                    // A wait for the peer and no sleep, so that this newcomer is cut if another needs the slot.
+                    drain(&*halves.stream, DELAY);
+                }
+            }
+        }
+        let answer = JoinAnswer::new(decided.as_ref().map(|enrolled| enrolled.chain.clone()));
+        refuse(&mut halves, Some(message(&answer)), LINGER);
+    }
+
+    /// Decides about a request.
+    fn join(&self, yaml: &[u8], now: SystemTime) -> Result<Enrolled, JoinRefusal> {
+        let request: JoinRequest = read_request(yaml).map_err(JoinRefusal::Request)?;
+        let signing = SigningRequest::from_pem(&request.request)?;
+        let issuer = self.issuer();
+        self.store
+            .join(&request.id, signing.digest(), &mut |token, before| {
+                token.redeem(&request, &signing, before, (&issuer, self.lifetime, now))
+            })
+    }
+
+    /// Issues the certificate that follows `before` for the key of a signing request.
+    fn renew(
+        &self,
+        before: &CertificateInfo,
+        request: &[u8],
+        now: SystemTime,
+    ) -> Result<Enrolled, JoinRefusal> {
+        let refused = |why: &str| Err(JoinRefusal::NotRenewable(why.to_owned()));
+        let Some(uuid) = before.uuid else {
+            return refused("a certificate that is bound to no UUID is not renewed over a session");
+        };
+        let left = before.not_after.duration_since(now).unwrap_or_default();
+        let life = before
+            .not_after
+            .duration_since(before.not_before)
+            .unwrap_or_default();
+        if left > life / 2 {
+            return refused("the certificate is valid for more than half of its life");
+        }
+        let signing = SigningRequest::from_pem(&String::from_utf8_lossy(request))?;
+        let enrolled = self.issuer().issue(&signing, before.roles, uuid, self.lifetime)?;
+        self.store.renew(before, &enrolled)?;
+        Ok(enrolled)
+    }
+
+    /// A place for one node that joins. `None` if there is none.
+    fn place(&self, peer: PeerAddress) -> Option<Place<'_>> {
+        let host = match peer {
+            PeerAddress::Ip(address) => Some(address.ip()),
+            _ => None,
+        };
+        let mut places = locked(&self.places);
+        if places.values().sum::<usize>() >= self.at_a_time {
+            return None;
+        }
+        let of_host = places.entry(host).or_default();
+        if *of_host >= self.of_address {
+            return None;
+        }
+        *of_host += 1;
+        Some(Place(&self.places, host))
+    }
+}
+
+/// A node that joins at present.
+struct Place<'a>(&'a Mutex<HashMap<Option<IpAddr>, usize>>, Option<IpAddr>);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut places = locked(self.0);
+        if let Some(of_host) = places.get_mut(&self.1) {
+            *of_host -= 1;
+            if *of_host == 0 {
+                places.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// A certificate in the log.
+fn shown(enrolled: &Enrolled) -> impl fmt::Display {
+    format!(
+        "UUID {} ({}), serial {}",
+        enrolled.uuid, enrolled.roles, enrolled.serial
+    )
+}
+
+/// Starts the thread that renews certificates. It ends when the sender of the returned channel is dropped.
+pub(super) fn start(
+    enrolment: Enrolment,
+    jobs: Receiver<Renewal>,
+    handle: ServerHandle,
+) -> io::Result<JoinHandle<()>> {
+    threads::spawn("ssntp-enrol", move || {
+        for (session, request) in jobs {
+            let before = session.certificate();
+            let renewed = enrolment.renew(before, request.payload(), wall_clock());
+            let word = renewed.as_ref().map_or_else(JoinRefusal::word, |_| "renewed");
+            handle.environment.handshakes.enrolled(word);
+            match &renewed {
+                Ok(enrolled) => info!(target: AUDIT, "renewed: {}: {}", shown(enrolled), Named(before)),
+                Err(why) => info!(target: AUDIT, "not renewed: {session}: {}: {why}", Named(before)),
+            }
+            // A client that has gone meanwhile asks again in its next session.
+            let _ = handle.with(move |cx| match renewed {
+                Ok(enrolled) => cx.reply(&request, enrolled.chain),
+                Err(why) => cx.refuse(&request, &why.to_string()),
+            });
+        }
+    })
+}
