@@ -281,7 +281,7 @@ fn an_ended_client_needs_no_closing_to_end_its_threads() {
     let unused = TestServer::tcp().address();
     let client = Client::start(agent().address(unused).attempts(1)).unwrap();
     closed(&client);
-    let thread = client.supervisor.lock().unwrap().take().unwrap();
+    let thread = client.threads.lock().unwrap().pop().unwrap();
     at_once(|| thread.join().unwrap());
 }
 
