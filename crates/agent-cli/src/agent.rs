@@ -20,7 +20,7 @@ use ssntp_qemu::QemuDriver;
 
 use crate::networks::NetworkArgs;
 use ssntp_daemon::choice::{Choices, Given, one_of};
-use ssntp_daemon::connection::{Connection, Renewal, closed};
+use ssntp_daemon::connection::{Connection, JoinArgs, Renewal, closed};
 use ssntp_daemon::daemon::{Daemon, Next, Presence, StartPages, on};
 use ssntp_daemon::failure::Failure;
 use ssntp_daemon::seconds::Seconds;
@@ -56,6 +56,8 @@ pub struct Args<P: AgentPages> {
     config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    join: JoinArgs,
     /// The directory for the node's instances and, if neither the certificate nor
     /// --uuid sets it, the node's UUID
     #[arg(long, value_name = "DIR")]
@@ -262,13 +264,17 @@ const CONFINEMENTS: Choices<Confinement> = &[
 ///
 /// # Errors
 /// The agent cannot start, or its client ends for good.
-pub fn run<P: AgentPages>(args: Args<P>, settings: Settings) -> Result<(), Failure> {
+pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
+    let joined = args
+        .connection
+        .join(&args.join, args.state.as_deref(), Role::AGENT)?;
     let (client, Renewal { files, read }) = args.connection.config_as(ROLES, daemon.stop())?;
     // --uuid overrides the UUID that is kept in --state.
     let kept = args.state.clone().filter(|_| !args.connection.has_uuid());
     let client = client
         .tracing(true)
+        .given(joined, ClientConfig::renewed_in)
         .given(kept.map(UuidSource::Persistent), ClientConfig::uuid);
     let network = args.network.config(&args.connection, daemon.stop())?;
     let network = network.map(Networks::open).transpose().map_err(Failure::new)?;

@@ -18,12 +18,12 @@ struct Screen {
 const PROGRAM: Screen = Screen {
     groups: &[
         ("Start here", &["demo"]),
-        ("Set up", &["cert", "context", "config"]),
+        ("Set up", &["cluster", "token", "cert", "context", "config"]),
         ("Run", &["server", "scheduler", "agent", "controller", "opflex"]),
         ("Use", &["ctl", "send", "request", "answer"]),
         ("Look, and find faults", &["top", "watch", "listen", "operands", "decode"]),
     ],
-    scripts: &["session", "cnci", "completions", "man"],
+    scripts: &["join", "session", "cnci", "completions", "man"],
     examples: "\
 Examples:
   ssntp demo                                           a whole cluster on this machine
@@ -38,9 +38,9 @@ const CTL: Screen = Screen {
         ("Run", &["start", "apply", "rollout", "stop", "restart", "delete", "remove"]),
         ("Use", &["wait", "attach", "detach", "assign-ip", "release-ip"]),
         ("Look", &[
-            "nodes", "instances", "describe", "logs", "events", "get", "diff", "history", "cncis", "sessions", "servers",
+            "nodes", "instances", "describe", "logs", "events", "get", "diff", "history", "cncis", "sessions", "servers", "certificates",
         ]),
-        ("Repair", &["evacuate", "restore", "prune", "kick", "bans", "unban"]),
+        ("Repair", &["evacuate", "restore", "prune", "kick", "bans", "unban", "revoke"]),
     ],
     scripts: &[],
     examples: "\

@@ -2,13 +2,19 @@
 //! with. The values come from the flags, else from the environment, else from the user's
 //! context. [`Watch`] waits for the events of the client.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, Command};
 use crossbeam_channel::{Receiver, TryRecvError};
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
-use ssntp::pki::Identity;
+use ssntp::client::{
+    Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, Join, NodeFiles,
+};
+use ssntp::pki::{Identity, JoinToken, ParseTokenError};
 use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -263,6 +269,49 @@ pub fn to_dial(text: &str) -> Result<Address, String> {
     }
 }
 
+/// Joining a cluster with a token.
+#[derive(Clone, Debug, clap::Args)]
+pub struct JoinArgs {
+    /// The token of `ssntp token add`, which gives this node its certificate. Once the
+    /// node has joined, the token is not used again
+    #[arg(
+        long = "join",
+        value_name = "TOKEN",
+        env = "SSNTP_JOIN",
+        hide_env_values = true,
+        value_parser = TokenParser
+    )]
+    token: Option<JoinToken>,
+}
+
+/// Reads a [`JoinToken`]. An error of clap repeats the value, which holds a secret.
+#[derive(Clone)]
+struct TokenParser;
+
+impl TypedValueParser for TokenParser {
+    type Value = JoinToken;
+
+    fn parse_ref(&self, cmd: &Command, _: Option<&Arg>, value: &OsStr) -> Result<JoinToken, clap::Error> {
+        let parsed = value.to_string_lossy().parse();
+        parsed.map_err(|why: ParseTokenError| {
+            clap::Error::raw(ErrorKind::ValueValidation, format!("--join: {why}\n")).with_cmd(cmd)
+        })
+    }
+}
+
+impl JoinArgs {
+    /// Joins, unless the directory has a valid certificate. Returns the node's files there, and the address of
+    /// the server; `None` without a token. Blocks for a minute at most.
+    pub fn run(&self, directory: &Path, roles: Role) -> Result<Option<(NodeFiles, Address)>, Failure> {
+        let Some(token) = &self.token else {
+            return Ok(None);
+        };
+        let files = Join::new(token.clone(), directory).roles(roles).run();
+        let files = files.map_err(|why| Failure::new(format_args!("--join: {why}")))?;
+        Ok(Some((files, token.address().clone())))
+    }
+}
+
 /// The flags that name a server, and the roles and UUID to connect with.
 #[derive(Debug, clap::Args)]
 pub struct Connection {
@@ -317,6 +366,34 @@ impl Connection {
             }
         })?;
         Ok((config.given(self.uuid, ClientConfig::uuid), renewal))
+    }
+
+    /// Joins with the token, if there is one, and takes the certificate and the authority from `directory`
+    /// from then on; the address is that of the token, unless --connect is given. `roles` are those that the
+    /// node wants without --role. Returns the node's files.
+    pub fn join(
+        &mut self,
+        join: &JoinArgs,
+        directory: Option<&Path>,
+        roles: Role,
+    ) -> Result<Option<NodeFiles>, Failure> {
+        let Some(directory) = directory else {
+            return match join.token {
+                Some(_) => Err(Failure::usage(
+                    "--join needs --state, where the certificate is kept",
+                )),
+                None => Ok(None),
+            };
+        };
+        let Some((files, address)) = join.run(directory, self.role.unwrap_or(roles))? else {
+            return Ok(None);
+        };
+        let own = &mut self.server;
+        (own.ca, own.cert, own.key) = (Some(files.authority()), Some(files.certificate()), None);
+        if own.connect.is_empty() {
+            own.connect.push(address);
+        }
+        Ok(Some(files))
     }
 
     /// True if the command line sets the UUID.

@@ -226,12 +226,11 @@ impl Lifetime {
     }
 
     /// True if there is a warning this number of days before the end. A list that is replaced every
-    /// month always has less than 30 days left, so there are warnings only in the last third of a
-    /// list's lifetime.
+    /// month, or a certificate that renews itself, always has less than 30 days left, so there are
+    /// warnings only in the last third of a lifetime.
     fn warns_at(&self, days: u32) -> bool {
-        let ahead = DAY * days;
         let lifetime = self.end.duration_since(self.since).unwrap_or_default();
-        self.what != REVOCATION_LIST || ahead * 3 <= lifetime
+        DAY * days * 3 <= lifetime
     }
 }
 
@@ -309,9 +308,10 @@ mod tests {
 
     #[test]
     fn a_certificate_that_expires_soon_at_the_start_warns_once() {
-        let mut expiry = Expiry::of(vec![lifetime(AUTHORITY, 6)]);
-        assert_eq!(expiry.warnings(SystemTime::UNIX_EPOCH).len(), 1);
-        assert!(expiry.warnings(SystemTime::UNIX_EPOCH).is_empty());
+        let mut expiry = Expiry::of(vec![lifetime(AUTHORITY, 365)]);
+        let start = SystemTime::UNIX_EPOCH + DAY * 360;
+        assert_eq!(expiry.warnings(start).len(), 1);
+        assert!(expiry.warnings(start).is_empty());
     }
 
     #[test]

@@ -42,6 +42,7 @@
 //! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `tenants` | Tenant, Tenants |
+//! | `enrolment` | ManageTokens, Tokens, ManageCertificates, NodeCertificates |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `workload`, `label` | what START and RESTART share; names and labels of instances |
 //! | `health` | the health checks of instances, in START and STATS |
@@ -69,6 +70,7 @@ macro_rules! alike {
 }
 
 mod configure;
+mod enrolment;
 mod evacuate;
 mod failure;
 mod health;
@@ -91,6 +93,10 @@ mod workload;
 
 pub use self::configure::{
     Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
+};
+pub use self::enrolment::{
+    CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
+    TokenAction, TokenEntry, Tokens,
 };
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;

@@ -133,19 +133,32 @@ impl Authority {
     /// [`Error::Write`].
     pub fn save(&self, directory: impl AsRef<Path>, overwrite: bool) -> Result<(), Error> {
         let directory = directory.as_ref();
-        let certificate = directory.join(CERTIFICATE_FILE);
-        let key = directory.join(KEY_FILE);
-        for path in [&certificate, &key] {
-            if !overwrite && path.symlink_metadata().is_ok() {
-                return Err(Error::Exists { path: path.clone() });
-            }
-        }
         fs::create_dir_all(directory).map_err(|source| Error::Write {
             path: directory.to_owned(),
             source,
         })?;
-        store::write(&key, &self.key_pem, PRIVATE)?;
-        store::write(&certificate, &self.certificate_pem, PUBLIC)
+        self.save_as(
+            &directory.join(CERTIFICATE_FILE),
+            &directory.join(KEY_FILE),
+            overwrite,
+        )
+    }
+
+    /// As [`save`](Self::save), with these names of the two files, whose directories have to exist. So the key
+    /// can be kept apart, for example offline.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub fn save_as(&self, certificate: &Path, key: &Path, overwrite: bool) -> Result<(), Error> {
+        for path in [certificate, key] {
+            if !overwrite && path.symlink_metadata().is_ok() {
+                return Err(Error::Exists {
+                    path: path.to_owned(),
+                });
+            }
+        }
+        store::write(key, &self.key_pem, PRIVATE)?;
+        store::write(certificate, &self.certificate_pem, PUBLIC)
     }
 
     /// Issues a certificate with a new key. It gives the roles as extended key usages, beside

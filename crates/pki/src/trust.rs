@@ -1,5 +1,6 @@
 //! Trusted authorities, and the check of a peer's chain.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,7 +17,7 @@ use crate::host::Host;
 use crate::identity::Identity;
 use crate::inspect::CertificateInfo;
 use crate::limits::{self, TrustedIssuer};
-use crate::list::RevocationList;
+use crate::list::{RevocationList, Serial};
 use crate::revocation::{Revocation, RevocationLists};
 use crate::role::Role;
 use crate::store;
@@ -36,6 +37,8 @@ struct TrustParts {
     names: Vec<Host>,
     issuers: Vec<TrustedIssuer>,
     revocation: Option<Revocation>,
+    /// The serial numbers of [`with_revoked`](Trust::with_revoked).
+    revoked: HashSet<Serial>,
 }
 
 impl Trust {
@@ -159,7 +162,20 @@ impl Trust {
             names,
             issuers,
             revocation: None,
+            revoked: HashSet::new(),
         })))
+    }
+
+    /// The same trust, which also refuses certificates with these serial numbers, in hexadecimal, if an issuer
+    /// below a trusted authority has issued them. For a cluster that keeps these numbers itself: its issuers
+    /// choose them at random, so no other certificate has one of them. Numbers that cannot be read are
+    /// ignored.
+    #[must_use]
+    pub fn with_revoked<'a>(&self, serials: impl IntoIterator<Item = &'a str>) -> Self {
+        Self(Arc::new(TrustParts {
+            revoked: serials.into_iter().flat_map(str::parse).collect(),
+            ..(*self.0).clone()
+        }))
     }
 
     /// The same trust, with these revocation lists instead of its own. Every check of a peer then refuses
@@ -312,8 +328,18 @@ impl Trust {
         intermediates: &[CertificateDer<'_>],
         at: SystemTime,
     ) -> Result<(), Fault> {
+        let between = self.between(intermediates);
+        if !self.0.revoked.is_empty() && !between.is_empty() {
+            let certificate = der::certificate(first)?;
+            if self.0.revoked.contains(&Serial::of(certificate.raw_serial())) {
+                return Err(Fault::Revoked {
+                    subject: der::distinguished_name(certificate.subject()),
+                    serial: der::hexadecimal(certificate.raw_serial()),
+                });
+            }
+        }
         match &self.0.revocation {
-            Some(revocation) => revocation.check(first, &self.between(intermediates), at),
+            Some(revocation) => revocation.check(first, &between, at),
             None => Ok(()),
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thiserror::Error;
 
+use super::enrolment::Enrolments;
 use super::placement::Policy;
 use ssntp::payload;
 use ssntp_transport::{NEVER, setters};
@@ -45,6 +46,7 @@ pub struct SchedulerConfig {
     pub(super) configuration: Bytes,
     pub(super) configuration_file: Option<PathBuf>,
     pub(super) state: Option<PathBuf>,
+    pub(super) enrolments: Option<Enrolments>,
 }
 
 impl Default for SchedulerConfig {
@@ -68,6 +70,7 @@ impl Default for SchedulerConfig {
             configuration: Bytes::new(),
             configuration_file: None,
             state: None,
+            enrolments: None,
         }
     }
 }
@@ -138,6 +141,15 @@ impl SchedulerConfig {
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
         self.state = Some(directory.into());
+        self
+    }
+
+    /// The tokens and certificates of nodes that join: the scheduler carries out the commands of operators
+    /// about them. Give the server an [`Enrolment`](ssntp::server::Enrolment) with the same store. Default:
+    /// none; such commands are refused.
+    #[must_use]
+    pub fn enrolments(mut self, enrolments: Enrolments) -> Self {
+        self.enrolments = Some(enrolments);
         self
     }
 

@@ -81,6 +81,7 @@
 //! | `cncis` | concentrators: their reports, and the reports about their tenants |
 //! | `controllers` | the line of controllers, and the snapshots for new controllers |
 //! | `configuration` | the configuration of the cluster |
+//! | `enrolment` | the tokens and certificates of nodes that join: [`Enrolments`] |
 //! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
 //! | `keeper` | the threads that write the configuration and the tenants |
 //! | `term` | several schedulers: the lease, the leader, the sessions of all schedulers |
@@ -104,6 +105,7 @@ mod commands;
 mod config;
 mod configuration;
 mod controllers;
+mod enrolment;
 mod figures;
 mod following;
 mod joined;
@@ -126,6 +128,7 @@ mod tenants;
 mod term;
 
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
+pub use self::enrolment::Enrolments;
 pub use self::figures::{SchedulerFigures, SchedulerLimits, StartFigures};
 pub use self::joined::{JoinError, JoinedScheduler};
 pub use self::members::add_members;

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::cluster::Cluster;
 use super::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use super::configuration::Configuration;
+use super::enrolment::{Clerk, refused};
 use super::figures::SchedulerFigures;
 use super::following::{Following, Transferred};
 use super::joined::{JoinError, JoinedScheduler};
@@ -32,7 +33,7 @@ use ssntp::server::{
 use ssntp_cluster::clock::now;
 use ssntp_cluster::refusal::Reason;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
-use ssntp_payload::NewLeader;
+use ssntp_payload::{EnrolmentRefusal, NewLeader};
 use ssntp_transport::LogLimit;
 
 /// The scheduler of a cluster, as the application of a [`Server`].
@@ -58,6 +59,8 @@ pub struct Scheduler {
     cluster: Cluster,
     configuration: Configuration,
     tenants: TenantTable,
+    /// Carries out the commands about tokens and certificates; `None` if no node can join.
+    clerk: Option<Clerk>,
     /// `Some` if this is one of several schedulers.
     term: Option<Term>,
     /// The last reports of the clients of this one of several schedulers.
@@ -89,6 +92,7 @@ impl Scheduler {
             cluster,
             configuration,
             tenants,
+            clerk: None,
             term: None,
             following: Following::default(),
             pause: Pause::default(),
@@ -107,6 +111,10 @@ impl Scheduler {
         for keeper in [self.configuration.keeper(), self.tenants.keeper()] {
             handles.extend(keeper.start().map_err(ServerError::Thread)?);
         }
+        let clerk = self.config.enrolments.clone().map(Clerk::start);
+        let (clerk, serves) = clerk.transpose().map_err(ServerError::Thread)?.unzip();
+        handles.extend(serves);
+        self.clerk = clerk;
         let server = Server::start(self.serve_with(server), self)?;
         for handle in handles {
             // The channel has room for the one handle, so this does not block.
@@ -162,6 +170,10 @@ impl Scheduler {
     ) -> Result<JoinedScheduler, JoinError> {
         let shared = Arc::new(Shared::default());
         self.begin_following(&shared);
+        let enrolments = self.config.enrolments.clone();
+        if let Some(enrolments) = &enrolments {
+            enrolments.keep_in(&shared);
+        }
         let server = self.start(server.federate(links))?;
         let handle = server.handle();
         let addresses = if advertise.is_empty() {
@@ -184,6 +196,9 @@ impl Scheduler {
                 peers.follow(view);
             }
             viewed.set_view(view);
+            enrolments
+                .iter()
+                .for_each(|enrolments| enrolments.take_view(view));
             // A busy dispatcher may refuse the call. It reads the view before it sleeps anyway.
             let _ = handle.post(|_| ());
         })?;
@@ -230,6 +245,9 @@ impl Scheduler {
                     out.invalid_frame(from, kind, &Reason::RoleNotAllowed);
                 }
                 Command::CONFIGURE => self.configuration.handle_configure(out, from, frame, lead),
+                Command::MANAGE_TOKENS | Command::MANAGE_CERTIFICATES => {
+                    self.handle_enrolment(cx, from, frame);
+                }
                 Command::TENANT => self.cluster.handle_tenant(out, &mut self.tenants, from, frame),
                 _ => self.cluster.handle_command(out, from, frame),
             },
@@ -241,6 +259,21 @@ impl Scheduler {
             _ => self.cluster.handle_failure(out, from, frame),
         }
         self.finish(cx);
+    }
+
+    /// Hands a command about tokens or certificates over to its thread, or refuses it.
+    fn handle_enrolment(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let answer = match &self.clerk {
+            Some(clerk) => clerk.hand_over(from, frame),
+            None => Some(refused(
+                frame,
+                EnrolmentRefusal::NoIssuer,
+                "the scheduler has no issuer",
+            )),
+        };
+        if let Some(answer) = answer {
+            Out::new(cx, &mut self.log).send(from.uuid(), &answer);
+        }
     }
 
     /// Does what follows each event.

@@ -10,8 +10,10 @@ use ssntp_engine::{Documents, EngineError, View};
 pub(super) const CONFIGURATION: &str = "configuration";
 /// The name of the engine's document with the table of tenants.
 pub(super) const TENANTS: &str = "tenants";
+/// The name of the engine's document with the tokens and certificates of nodes that have joined.
+pub(super) const ENROLMENT: &str = "enrolment";
 /// The length limit of a document, in bytes. etcd takes requests of up to 1.5 MiB.
-const MAX_DOCUMENT: usize = 1 << 20;
+pub(super) const MAX_DOCUMENT: usize = 1 << 20;
 
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -57,5 +57,9 @@ operand! {
         0x4a DRAIN_SERVER = "DrainServer", CONTROLLER;
         /// Ours: issue a certificate that follows the one of this session. A request.
         0x4b RENEW_CERTIFICATE = "RenewCertificate", ANY;
+        /// Ours: list or change the tokens with which nodes join.
+        0x4d MANAGE_TOKENS = "ManageTokens", CONTROLLER;
+        /// Ours: list or revoke the certificates that were issued to nodes.
+        0x4e MANAGE_CERTIFICATES = "ManageCertificates", CONTROLLER;
     }
 }

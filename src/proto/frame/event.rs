@@ -55,5 +55,9 @@ operand! {
         0x4b SERVERS = "Servers";
         /// Ours: another scheduler is the leader now.
         0x4c NEW_LEADER = "NewLeader";
+        /// Ours: a page of the tokens, or the result of a change.
+        0x4d TOKENS = "Tokens";
+        /// Ours: a page of the certificates of nodes, or the result of a change.
+        0x4e NODE_CERTIFICATES = "NodeCertificates";
     }
 }

@@ -4,6 +4,7 @@
 //! | file | subcommand |
 //! |---|---|
 //! | `cert` | make, show and check certificates |
+//! | `cluster` | the first files of a cluster |
 //! | `cnci` | the agent inside a concentrator instance, and its tables |
 //! | `completions` | for shells; `man`: manual pages |
 //! | `config` | check and show the settings of daemons |
@@ -13,6 +14,7 @@
 //! | `decode/` | name the fields of frames |
 //! | `demo/` | everything at once |
 //! | `exchange` | requests of an application, and answers by a program |
+//! | `join` | get a node's certificate with a token |
 //! | `listen` | print what arrives |
 //! | `operands` | every kind of frame |
 //! | `opflex/` | policy over OpFlex |
@@ -24,6 +26,7 @@
 //! | `watch` | show who sends what |
 
 mod cert;
+mod cluster;
 mod cnci;
 pub(crate) mod completions;
 mod config;
@@ -33,6 +36,7 @@ mod ctl;
 mod decode;
 mod demo;
 mod exchange;
+mod join;
 mod listen;
 mod operands;
 mod opflex;
@@ -54,6 +58,8 @@ pub(crate) enum Command {
     Answer(exchange::AnswerArgs),
     #[command(subcommand)]
     Cert(cert::Args),
+    #[command(subcommand)]
+    Cluster(cluster::Args),
     Cnci(cnci::Args),
     Completions(completions::Args),
     #[command(subcommand)]
@@ -64,6 +70,7 @@ pub(crate) enum Command {
     Ctl(ctl::Args),
     Decode(decode::Args),
     Demo(demo::Args),
+    Join(join::Args),
     Listen(listen::Args),
     #[command(name = "man", alias = "manual")]
     Manual(completions::ManualArgs),
@@ -75,6 +82,7 @@ pub(crate) enum Command {
     Send(send::Args),
     Server(server::Args),
     Session(session::Args),
+    Token(ctl::tokens::Args),
     Top(ctl::top::Args),
     Watch(watch::Args),
 }
@@ -87,6 +95,7 @@ impl Command {
             Self::Agent(args) => ssntp_agent_cli::run(args, settings),
             Self::Answer(args) => exchange::answer(&args),
             Self::Cert(args) => cert::run(args),
+            Self::Cluster(args) => cluster::run(args),
             Self::Cnci(args) => cnci::run(args, settings),
             Self::Config(args) => config::run(args, &whole),
             Self::Completions(args) => completions::run(&args, whole),
@@ -95,6 +104,7 @@ impl Command {
             Self::Ctl(args) => ctl::run(args),
             Self::Decode(args) => decode::run(args),
             Self::Demo(args) => demo::run(&args),
+            Self::Join(args) => join::run(&args),
             Self::Listen(args) => listen::run(args),
             Self::Manual(args) => completions::manual(&args, whole),
             Self::Operands(args) => operands::run(&args),
@@ -104,6 +114,7 @@ impl Command {
             Self::Send(args) => send::run(args),
             Self::Server(args) => server::run(args, settings),
             Self::Session(args) => session::run(args),
+            Self::Token(args) => ctl::tokens::run(args),
             Self::Top(args) => ctl::top::run(&args),
             Self::Watch(args) => watch::run(&args),
         }

@@ -1,21 +1,25 @@
 //! `ssntp scheduler`: the server of a cluster.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::value_parser;
+use log::warn;
 use ssntp::Role;
-use ssntp::server::{Federation, ServerConfig};
+use ssntp::pki::{Issuer, Trust};
+use ssntp::server::{Enrolment, Federation, ServerConfig, ServerError};
 use ssntp::transport::Address;
 use ssntp_scheduler::placement::Policy;
-use ssntp_scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfig};
+use ssntp_scheduler::{ControllerMode, Enrolments, JoinedScheduler, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
 use crate::context::address;
 use crate::credentials::CredentialFiles;
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Presence, ended};
+use crate::daemon::{Daemon, Next, Presence, ended, on};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::seconds::Seconds;
@@ -53,6 +57,16 @@ pub(crate) struct Args {
     /// that after a restart it starts no instance of an absent node a second time
     #[arg(long, value_name = "DIR", conflicts_with = "join")]
     state: Option<PathBuf>,
+    /// Let nodes join with tokens: the issuer of `ssntp cluster init`, which signs their
+    /// certificates. Tokens and certificates are kept in --state, or shared by --join
+    #[arg(long, value_name = "FILE", group = "enrols")]
+    issuer: Option<PathBuf>,
+    /// The lifetime of the certificates of nodes in days; nodes renew them by themselves
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=3650))]
+    node_days: u32,
+    /// Let no node join, even with --issuer
+    #[arg(long)]
+    no_join: bool,
     #[command(flatten)]
     join: JoinArgs,
     /// The address at which the other schedulers reach this one [default: the addresses of
@@ -102,10 +116,37 @@ impl Args {
         // The scheduler creates the file if it does not exist.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
+        let issuer = self.issuer.as_ref();
+        problems.of(
+            "issuer",
+            issuer.map(|path| Issuer::load(path).map_err(Failure::from)),
+        );
         self.join
             .problems(&mut problems, &self.listen, self.advertise.as_ref());
         self.admin.problems(&mut problems);
         problems
+    }
+}
+
+impl Args {
+    /// The store of tokens and certificates, and what lets nodes join; `None` if none may.
+    fn enrolment(&self) -> Result<Option<(Enrolments, Enrolment)>, Failure> {
+        let Some(path) = self.issuer.as_ref().filter(|_| !self.no_join) else {
+            return Ok(None);
+        };
+        let issuer = Issuer::load(path)?;
+        let records = match &self.state {
+            Some(state) => Enrolments::in_directory(state).map_err(|e| Failure::at(state, e))?,
+            None if self.join.is_given() => Enrolments::default(),
+            None => {
+                return Err(Failure::usage(
+                    "--issuer needs --state, where the tokens are kept, or --join",
+                ));
+            }
+        };
+        let lifetime = Duration::from_secs(86_400 * u64::from(self.node_days));
+        let enrolment = Enrolment::new(issuer, records.clone()).lifetime(lifetime);
+        Ok(Some((records, enrolment)))
     }
 }
 
@@ -117,10 +158,21 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .start_time(QUIET, args.start_limit.into())
         .given(args.config.as_ref(), SchedulerConfig::configuration_file)
         .given(args.state.as_ref(), SchedulerConfig::state);
+    let enrols = args.enrolment()?;
+    let records = enrols.as_ref().map(|(records, _)| records.clone());
+    let config = config.given(records.clone(), SchedulerConfig::enrolments);
     let (identity, trust, read) = args.files.read_as(Role::SCHEDULER)?;
-    let server = ServerConfig::new(identity, trust);
+    // Certificates that operators revoke are refused beside those of --crl.
+    let refusing = |trust: &Trust| {
+        let records = records.as_ref();
+        records.map_or_else(|| trust.clone(), |records| records.apply(trust))
+    };
+    let server = ServerConfig::new(identity.clone(), refusing(&trust));
+    let credentials = RefCell::new((identity, trust));
     let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
     let server = args.admission.apply(server, !args.allow_unbound);
+    let enrolment = enrols.as_ref().map(|(_, enrolment)| enrolment.clone());
+    let server = server.given(enrolment, ServerConfig::enrol);
     let scheduler = Scheduler::new(config).map_err(Failure::new)?;
     let (server, mut membership) = match args.join.engine()? {
         Some(engine) => {
@@ -153,11 +205,25 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     // The scheduler itself writes the cluster's configuration, so that file is not read again.
     let reload = |args: Option<Args>| {
         let new = args.map_or_else(|| files.clone(), |args| args.files);
-        let read = new.renew(|identity, trust| server.renew(identity, trust).map(drop))?;
+        let read = new.renew(|identity, trust| {
+            server.renew(identity, &refusing(trust)).map(drop)?;
+            credentials.replace((identity.clone(), trust.clone()));
+            Ok::<_, ServerError>(())
+        })?;
         files = new;
         Ok(read)
     };
-    let mut result = daemon.run(presence, read, reload, vec![ended(&server)]);
+    let mut arms = vec![ended(&server)];
+    arms.extend(records.as_ref().map(|records| {
+        on(records.changes(), |_| {
+            let (identity, trust) = &*credentials.borrow();
+            if let Err(why) = server.renew(identity, &refusing(trust)) {
+                warn!("the revoked certificates are not refused yet: {why}");
+            }
+            Ok(Next::Continue)
+        })
+    }));
+    let mut result = daemon.run(presence, read, reload, arms);
     // The lease is given back first, so that another scheduler leads while the clients leave.
     membership.take();
     if result.is_ok() {

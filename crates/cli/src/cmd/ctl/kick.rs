@@ -112,7 +112,11 @@ pub(super) fn unban(options: &Options, stop: &Stop, named: &NamedClient) -> Resu
 
 impl NamedClient {
     /// The client's whole UUID. The beginning of a UUID is completed from those in `known`.
-    fn find(&self, of: &str, known: impl FnOnce() -> Result<Vec<Id>, Failure>) -> Result<Id, Failure> {
+    pub(super) fn find(
+        &self,
+        of: &str,
+        known: impl FnOnce() -> Result<Vec<Id>, Failure>,
+    ) -> Result<Id, Failure> {
         let client = self.client.trim().to_ascii_lowercase();
         // The server compares the text of UUIDs, so only the form with hyphens is a whole UUID.
         if let Ok(uuid) = Uuid::try_parse(&client)

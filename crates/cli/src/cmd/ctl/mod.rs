@@ -30,6 +30,7 @@
 //! | `servers` | `servers`: the servers that act as one |
 //! | `kick` | `kick`, `bans`, `unban` |
 //! | `tenant` | `tenant`: networks of tenants |
+//! | `tokens` | `ssntp token`; `certificates`, `revoke`: nodes that join |
 //! | `top` | `ssntp top`: sessions with their rates |
 //! | `tables` | the output for people |
 //! | `json` | the output for programs |
@@ -52,6 +53,7 @@ mod session;
 pub(super) mod sessions;
 pub(crate) mod tables;
 mod tenant;
+pub(crate) mod tokens;
 pub(crate) mod top;
 mod verbs;
 mod wait;
@@ -117,6 +119,12 @@ enum Verb {
     Bans,
     /// End a ban before its time is over
     Unban(kick::NamedClient),
+    Certificates(tokens::CertificatesArgs),
+    /// Revoke all certificates of a node that has joined with a token
+    ///
+    /// Its session ends, no scheduler admits it again, and its unused token is removed. A
+    /// certificate that `ssntp cert` made is revoked by `ssntp cert revoke`.
+    Revoke(kick::NamedClient),
     #[command(subcommand)]
     Tenant(tenant::Args),
     Apply(kept::ApplyArgs),
@@ -162,6 +170,8 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Kick(args) => kick::run(options, stop, &args),
         Verb::Bans => kick::bans(options, stop),
         Verb::Unban(args) => kick::unban(options, stop, &args),
+        Verb::Certificates(args) => tokens::certificates(options, stop, &args),
+        Verb::Revoke(args) => tokens::revoke(options, stop, &args),
         Verb::Tenant(args) => tenant::run(options, stop, &args),
         Verb::Apply(args) => kept::apply(options, stop, &args),
         Verb::Diff(args) => kept::diff(options, stop, &args),

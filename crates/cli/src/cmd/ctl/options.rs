@@ -5,6 +5,7 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::client::{Backoff, ClientConfig};
 use ssntp::pki::{Identity, Trust};
+use ssntp::transport::Address;
 use ssntp_view::ControllerConfig;
 
 use crate::choice::Given;
@@ -71,6 +72,13 @@ impl Options {
         // A command ends soon, so it does not read its files a second time.
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         Ok(config.backoff(BACKOFF))
+    }
+
+    /// The addresses of the server, and the authorities that its certificate is checked against.
+    pub(super) fn server_and_trust(&self, stop: &Stop) -> Result<(Vec<Address>, Trust), Failure> {
+        let reached = self.server.reach(stop)?;
+        let (_, trust) = reached.files.load()?;
+        Ok((reached.connect, trust))
     }
 
     /// The certificates for requests to a controller daemon.

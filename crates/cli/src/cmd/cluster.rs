@@ -1,0 +1,220 @@
+//! `ssntp cluster init`: the first files of a cluster, in one directory.
+//!
+//! ```text
+//!  ca.pem, ca.key ──signs──▶ issuer.pem     gives certificates to the nodes that join
+//!        │                   scheduler.pem  the scheduler's own
+//!        └─────────────────▶ operator.pem   of the person who commands, in their context
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Subcommand, value_parser};
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host};
+use ssntp::transport::Address;
+use uuid::Uuid;
+
+use crate::connection::absolute;
+use crate::context::{Context, Contexts, address};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::signals::Stop;
+
+/// Set up a cluster that nodes join with tokens
+#[derive(Debug, Subcommand)]
+pub(crate) enum Args {
+    Init(Init),
+}
+
+/// Make the authority, certificates, settings and context of a new cluster
+///
+/// DIR gets the authority, the issuer with which the scheduler enrols nodes, the
+/// certificates of the scheduler and of its operator, and the scheduler's settings. The
+/// operator's certificate becomes this user's current context.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Init {
+    /// The directory for the files; it is made if it does not exist
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// The file for the authority's key, which no daemon needs: a medium that you keep
+    /// offline [default: DIR/ca.key]
+    #[arg(long, value_name = "FILE")]
+    root_key: Option<PathBuf>,
+    /// A DNS name or IP address at which nodes and operators reach the scheduler; may be
+    /// given several times [default: this machine's name and localhost]
+    #[arg(long = "host", value_name = "NAME-OR-IP")]
+    hosts: Vec<Host>,
+    /// The address at which the scheduler listens
+    #[arg(long, value_name = "ADDR", value_parser = address, default_value = ":8888")]
+    listen: Address,
+    /// The roles that nodes may join with: agent, netagent or cnciagent, joined with
+    /// commas. A stolen issuer gives no other role
+    #[arg(long, value_name = "ROLE[,ROLE…]", default_value = "agent,netagent")]
+    roles: Role,
+    /// The name of the cluster: in the authority's certificate, and that of the context
+    #[arg(long, value_name = "NAME", default_value = "ssntp")]
+    name: String,
+    /// Lifetime of the authority in days; the issuer, the scheduler and the operator get
+    /// a year
+    #[arg(long, value_name = "N", default_value_t = 3650, value_parser = value_parser!(u32).range(1..=36_500))]
+    days: u32,
+    /// Replace the files of an earlier cluster; its nodes have to join again
+    #[arg(long)]
+    force: bool,
+}
+
+/// The lifetime of the certificates that the authority issues here.
+const DAYS: u32 = 365;
+
+/// Runs `ssntp cluster`.
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    // A signal does not interrupt the writing of a key.
+    let _stop = Stop::install_for_commands()?;
+    let Args::Init(init) = args;
+    init.run()
+}
+
+impl Init {
+    fn run(self) -> Result<(), Failure> {
+        let dir = std::path::absolute(&self.dir).map_err(|e| Failure::at(&self.dir, e))?;
+        let file = |name: &str| dir.join(name);
+        let key = self.root_key.clone().unwrap_or_else(|| file("ca.key"));
+        let [ca, issuer, scheduler, operator, settings] = [
+            "ca.pem",
+            "issuer.pem",
+            "scheduler.pem",
+            "operator.pem",
+            "scheduler.yaml",
+        ]
+        .map(file);
+        // All names are checked first, so that a second cluster is refused before anything is replaced.
+        let all = [&ca, &key, &issuer, &scheduler, &operator, &settings];
+        if let Some(path) = all
+            .iter()
+            .find(|path| !self.force && path.symlink_metadata().is_ok())
+        {
+            return Err(Failure::at(path, "exists already; --force replaces the cluster"));
+        }
+        let context = self.context_name()?;
+        let request = AuthorityRequest::default().name(&self.name).days(self.days);
+        let authority = Authority::new(&request)?;
+        let enrols = authority.issuer(&format!("{} issuer", self.name), self.roles, DAYS)?;
+        let mut wanted = CertificateRequest::new(Role::SCHEDULER)
+            .days(DAYS)
+            .uuid(Uuid::new_v4());
+        wanted.hosts.clone_from(&self.hosts);
+        let its = authority.issue(&wanted)?;
+        let wanted = CertificateRequest::new(Role::CONTROLLER)
+            .days(DAYS)
+            .uuid(Uuid::new_v4());
+        let mine = authority.issue(&wanted.name("operator"))?;
+        let state = file("state");
+        fs::create_dir_all(&state).map_err(|e| Failure::at(&state, e))?;
+        authority.save_as(&ca, &key, self.force)?;
+        enrols.save(&issuer)?;
+        its.save(&scheduler)?;
+        mine.save(&operator)?;
+        let text = self.settings(&state, [&ca, &scheduler, &issuer]);
+        ssntp_transport::replace(&settings, text.as_bytes()).map_err(|e| Failure::at(&settings, e))?;
+        let reached = self.reached(its.info());
+        Contexts::change(|contexts| {
+            contexts.current.clone_from(&context);
+            contexts
+                .contexts
+                .insert(context.clone(), of_operator(&reached, &ca, &operator));
+            Ok(())
+        })?;
+        let mut output = Output::lock();
+        let mut line = |path: &Path, what: &str| output.line(format_args!("{}: {what}", path.display()));
+        line(
+            &ca,
+            &format!("the authority, valid until {}", authority.info().not_after_text()),
+        )?;
+        line(
+            &key,
+            "its key: move it to a machine that runs no server; only `ssntp cert` needs it",
+        )?;
+        line(
+            &issuer,
+            &format!("gives the roles {} to nodes that join", self.roles),
+        )?;
+        line(
+            &scheduler,
+            &format!("the scheduler's certificate, for {}", names(its.info())),
+        )?;
+        line(
+            &operator,
+            &format!("your certificate; the current context is {context}, at {reached}"),
+        )?;
+        line(&settings, "the scheduler's settings")?;
+        let settings = settings.display();
+        output.line(format_args!("next: ssntp scheduler --config-file {settings}"))?;
+        output.line("then: ssntp token add --role agent")?;
+        output.flush()
+    }
+
+    /// The name of the context. One of another cluster is not replaced.
+    fn context_name(&self) -> Result<String, Failure> {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(is_allowed) {
+            let what = "cannot be a cluster's name: it needs 1 to 64 letters, digits, -, _ and .";
+            return Err(Failure::usage(format_args!("{:?} {what}", self.name)));
+        }
+        if !self.force && Contexts::load()?.contexts.contains_key(&self.name) {
+            return Err(Failure::usage(format_args!(
+                "there is a context {:?} already: --name gives the cluster another name, and `ssntp context \
+                 remove` removes it",
+                self.name
+            )));
+        }
+        Ok(self.name.clone())
+    }
+
+    /// The address of the scheduler for its operator and its nodes.
+    fn reached(&self, scheduler: &CertificateInfo) -> Address {
+        let host = self.hosts.first().or_else(|| {
+            let mut hosts = scheduler.hosts.iter();
+            hosts.find(|host| matches!(host, Host::Name(name) if name != "localhost"))
+        });
+        let Address::Tcp { host: at, port } = &self.listen else {
+            return self.listen.clone();
+        };
+        match host {
+            _ if !at.is_empty() && self.hosts.is_empty() => self.listen.clone(),
+            Some(host) => Address::tcp(host.to_string(), *port),
+            None => Address::tcp("localhost", *port),
+        }
+    }
+
+    fn settings(&self, state: &Path, [ca, scheduler, issuer]: [&Path; 3]) -> String {
+        format!(
+            "# Settings of `ssntp scheduler`, made by `ssntp cluster init`. `ssntp config example scheduler`\n\
+             # prints all keys.\n\
+             listen:\n- {:?}\n\
+             ca: {ca:?}\ncert: {scheduler:?}\n\
+             # With the issuer, nodes may join with tokens.\n\
+             issuer: {issuer:?}\n\
+             # Where the scheduler keeps its nodes, tokens and revoked certificates.\n\
+             state: {state:?}\n\
+             config: {:?}\n",
+            self.listen.to_string(),
+            state.join("cluster.yaml"),
+        )
+    }
+}
+
+fn names(scheduler: &CertificateInfo) -> String {
+    let names: Vec<_> = scheduler.hosts.iter().map(ToString::to_string).collect();
+    names.join(", ")
+}
+
+fn of_operator(reached: &Address, ca: &Path, operator: &Path) -> Context {
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    Context {
+        connect: vec![absolute(reached)],
+        ca: text(ca),
+        cert: text(operator),
+        ..Context::default()
+    }
+}

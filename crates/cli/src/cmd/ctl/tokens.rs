@@ -1,0 +1,315 @@
+//! `ssntp token`, `ssntp ctl certificates` and `ssntp ctl revoke`: the nodes that join with tokens.
+
+use std::time::Duration;
+
+use clap::{Subcommand, value_parser};
+use serde_json::{Value, json};
+use ssntp::Role;
+use ssntp::payload::{Id, timestamp};
+use ssntp::pki::{JoinToken, StoredToken};
+use ssntp::transport::Address;
+use ssntp_payload::{
+    CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
+    TokenAction, TokenEntry, Tokens,
+};
+use uuid::Uuid;
+
+use super::kick::NamedClient;
+use super::options::Options;
+use super::session::Session;
+use super::sessions::{all_pages, new_id};
+use crate::clock::wall_clock;
+use crate::cmd::table::{Columns, print};
+use crate::context::address;
+use crate::failure::Failure;
+use crate::output::{note, print_either, print_json, print_line, printable};
+use crate::seconds::age;
+use crate::signals::Stop;
+
+/// Give nodes tokens to join the cluster with
+///
+/// A token lets nodes get a certificate from the scheduler. It shows the scheduler's
+/// authority to the node, and admits as many nodes as it says, until it ends.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Add(Add),
+    /// Show the tokens that have not ended
+    List,
+    /// Remove a token: nobody joins with it any more
+    Remove {
+        /// The token's id, or the beginning of it
+        id: String,
+    },
+}
+
+/// Add a token, and print the command that joins a node with it
+///
+/// The token's secret is printed only here; the scheduler does not have it.
+#[derive(Debug, clap::Args)]
+struct Add {
+    /// The roles that the node gets: agent, netagent or cnciagent, joined with commas
+    #[arg(long, value_name = "ROLE[,ROLE…]")]
+    role: Role,
+    /// The UUID of the node [default: a new one for each node]
+    #[arg(long)]
+    uuid: Option<Uuid>,
+    /// The number of nodes that may join with the token
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..), conflicts_with = "uuid")]
+    uses: u32,
+    /// The time until the token ends, for example 10m, 1h or 7d
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = age)]
+    ttl: Duration,
+    /// The address at which the node reaches the scheduler [default: the address of the
+    /// context or of --connect]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    at: Option<Address>,
+}
+
+/// Runs `ssntp token`.
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let stop = Stop::install_for_commands()?;
+    let options = &args.options;
+    let done = match args.verb {
+        Verb::Add(args) => add(options, &stop, &args),
+        Verb::List => list(options, &stop),
+        Verb::Remove { id } => remove(options, &stop, &id),
+    };
+    done.map_err(|failure| failure.in_json(options.json))
+}
+
+fn add(options: &Options, stop: &Stop, args: &Add) -> Result<(), Failure> {
+    if args.ttl.is_zero() {
+        return Err(Failure::usage("--ttl must be longer than 0 seconds"));
+    }
+    let (connect, trust) = options.server_and_trust(stop)?;
+    let [authority] = trust.authorities() else {
+        return Err(Failure::usage(
+            "the file of --ca has several authorities, and a token shows one: give --ca the scheduler's alone",
+        ));
+    };
+    let at = args.at.clone().or_else(|| connect.first().cloned());
+    let Some(at @ Address::Tcp { .. }) = at else {
+        return Err(Failure::usage(
+            "--at is needed: the address at which the node reaches the scheduler",
+        ));
+    };
+    let token = JoinToken::new(at.clone(), authority)?;
+    let ends = wall_clock() + args.ttl;
+    let stored = StoredToken::new(&token, args.role, args.uuid, args.uses, ends, "");
+    let entry = TokenEntry {
+        id: stored.id,
+        secret_sha256: stored.secret_sha256,
+        roles: args.role.to_string(),
+        uuid: args.uuid.map(Id::from).unwrap_or_default(),
+        uses_left: stored.uses_left,
+        ends: stored.ends,
+        made_by: String::new(),
+    };
+    let session = Session::open(options, stop)?;
+    let added = manage(&session, TokenAction::Add, entry, String::new())?;
+    let entry = added.entries.into_iter().next().unwrap_or_default();
+    if options.json {
+        let mut shown = shown(&entry);
+        shown["token"] = json!(token.to_string());
+        return print_json(shown);
+    }
+    print_line(command(args.role, &token))?;
+    let nodes = match entry.uses_left {
+        1 => "one node".to_owned(),
+        nodes => format!("{nodes} nodes"),
+    };
+    note(format_args!(
+        "ssntp: for {nodes}, until {}; the secret is not shown again",
+        time(entry.ends)
+    ));
+    if let Address::Tcp { host, .. } = &at
+        && (host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()))
+    {
+        note("ssntp: only this machine reaches the scheduler at this address: --at names another");
+    }
+    Ok(())
+}
+
+/// The command that joins a node.
+fn command(role: Role, token: &JoinToken) -> String {
+    let daemon = if role.intersects(Role::CNCIAGENT) {
+        return format!("ssntp join --role {role} --dir . '{token}'");
+    } else if role == Role::NETAGENT {
+        "netagent"
+    } else {
+        "agent"
+    };
+    format!("ssntp {daemon} --join '{token}' --state /var/lib/ssntp")
+}
+
+fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
+    let tokens = all_tokens(&Session::open(options, stop)?)?;
+    print(options.json, TOKENS, &(), &tokens, shown)
+}
+
+fn all_tokens(session: &Session<'_>) -> Result<Vec<TokenEntry>, Failure> {
+    all_pages(|after: &String| {
+        let page = manage(session, TokenAction::List, TokenEntry::default(), after.clone())?;
+        Ok((page.entries, page.next))
+    })
+}
+
+fn remove(options: &Options, stop: &Stop, id: &str) -> Result<(), Failure> {
+    let session = Session::open(options, stop)?;
+    let mut found = all_tokens(&session)?;
+    found.retain(|token| !id.is_empty() && token.id.starts_with(id));
+    let token = match found.as_slice() {
+        [token] => TokenEntry {
+            id: token.id.clone(),
+            ..TokenEntry::default()
+        },
+        [] => {
+            return Err(Failure::new(format_args!(
+                "no token has an id that begins with {}",
+                printable(id)
+            )));
+        }
+        several => {
+            let count = several.len();
+            return Err(Failure::new(format_args!(
+                "{count} tokens have an id that begins with {}",
+                printable(id)
+            )));
+        }
+    };
+    let text = format!("token {}: removed", token.id);
+    let value = json!({"id": token.id});
+    manage(&session, TokenAction::Remove, token, String::new())?;
+    print_either(options.json, value, text)
+}
+
+fn manage(
+    session: &Session<'_>,
+    action: TokenAction,
+    token: TokenEntry,
+    after: String,
+) -> Result<Tokens, Failure> {
+    let asked = ManageTokens {
+        id: new_id(),
+        action,
+        token,
+        after,
+    };
+    let answer: Tokens = session.ask(&asked, |answer: &Tokens| answer.id == asked.id)?;
+    check(&answer.reason, &answer.detail)?;
+    Ok(answer)
+}
+
+fn check(reason: &EnrolmentRefusal, detail: &str) -> Result<(), Failure> {
+    match reason {
+        EnrolmentRefusal::NotRefused => Ok(()),
+        EnrolmentRefusal::NoIssuer => Err(Failure::new(
+            "no node can join: the scheduler has no issuer (`ssntp scheduler --issuer`)",
+        )),
+        EnrolmentRefusal::Unknown => Err(Failure::new(format_args!(
+            "it is not known whether that was done: {}",
+            printable(detail)
+        ))),
+        reason if detail.is_empty() => Err(Failure::new(reason)),
+        _ => Err(Failure::new(printable(detail))),
+    }
+}
+
+/// Show the certificates that were issued to nodes, and until when they are valid
+#[derive(Debug, clap::Args)]
+pub(super) struct CertificatesArgs {
+    /// Only those of this node
+    node: Option<Uuid>,
+}
+
+pub(super) fn certificates(options: &Options, stop: &Stop, args: &CertificatesArgs) -> Result<(), Failure> {
+    let certificates = issued(&Session::open(options, stop)?, args.node)?;
+    print(options.json, CERTIFICATES, &(), &certificates, certificate)
+}
+
+fn issued(session: &Session<'_>, node: Option<Uuid>) -> Result<Vec<NodeCertificate>, Failure> {
+    let uuid = node.map(Id::from).unwrap_or_default();
+    all_pages(|&after| {
+        let page = about(session, CertificateAction::List, uuid.clone(), after)?;
+        Ok((page.entries, page.next))
+    })
+}
+
+fn about(
+    session: &Session<'_>,
+    action: CertificateAction,
+    uuid: Id,
+    after: u64,
+) -> Result<NodeCertificates, Failure> {
+    let asked = ManageCertificates {
+        id: new_id(),
+        action,
+        uuid,
+        after,
+    };
+    let answer: NodeCertificates = session.ask(&asked, |answer: &NodeCertificates| answer.id == asked.id)?;
+    check(&answer.reason, &answer.detail)?;
+    Ok(answer)
+}
+
+pub(super) fn revoke(options: &Options, stop: &Stop, named: &NamedClient) -> Result<(), Failure> {
+    let session = Session::open(options, stop)?;
+    let known = || Ok(issued(&session, None)?.into_iter().map(|one| one.uuid).collect());
+    let uuid = named.find("certificate", known)?;
+    let answer = about(&session, CertificateAction::Revoke, uuid.clone(), 0)?;
+    let count = answer.entries.len();
+    let serials: Vec<_> = answer.entries.iter().map(|one| &one.serial).collect();
+    let text = format_args!("{uuid}: {count} certificate(s) revoked");
+    print_either(
+        options.json,
+        json!({"uuid": uuid.as_str(), "serials": serials}),
+        text,
+    )
+}
+
+#[rustfmt::skip] // A table: one row a column.
+const TOKENS: Columns<(), TokenEntry> = &[
+    ("id", |(), token| token.id.clone()),
+    ("roles", |(), token| token.roles.clone()),
+    ("uuid", |(), token| token.uuid.to_string()),
+    ("nodes left", |(), token| token.uses_left.to_string()),
+    ("ends", |(), token| time(token.ends)),
+    ("added by", |(), token| token.made_by.clone()),
+];
+
+#[rustfmt::skip] // A table: one row a column.
+const CERTIFICATES: Columns<(), NodeCertificate> = &[
+    ("uuid", |(), one| one.uuid.to_string()),
+    ("roles", |(), one| one.roles.clone()),
+    ("valid until", |(), one| time(one.ends)),
+    ("state", |(), one| if one.is_revoked { "revoked" } else { "valid" }.into()),
+    ("token", |(), one| one.token.clone()),
+    ("serial", |(), one| one.serial.clone()),
+];
+
+fn shown(token: &TokenEntry) -> Value {
+    json!({
+        "id": token.id, "roles": token.roles, "uuid": token.uuid.as_str(), "nodes_left": token.uses_left,
+        "ends": time(token.ends), "added_by": token.made_by,
+    })
+}
+
+fn certificate(one: &NodeCertificate) -> Value {
+    json!({
+        "uuid": one.uuid.as_str(), "roles": one.roles, "serial": one.serial, "valid_until": time(one.ends),
+        "revoked": one.is_revoked, "token": one.token,
+    })
+}
+
+/// A second since 1970, in UTC.
+fn time(seconds: u64) -> String {
+    timestamp::format(seconds.saturating_mul(1_000_000_000))
+}

@@ -1,0 +1,119 @@
+//! What is known of tokens, of the certificates that nodes got for them, and of those that are revoked.
+//! One value, which is stored as a whole.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use ssntp::pki::{Enrolled, JoinRefusal, StoredToken};
+use uuid::Uuid;
+
+/// The maximum number of tokens.
+const MAX_TOKENS: usize = 1024;
+
+/// Tokens and certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Records {
+    tokens: BTreeMap<String, StoredToken>,
+    /// In the order in which they were issued.
+    certificates: Vec<Enrolled>,
+    /// The serial numbers of revoked certificates that have not ended, with their ends.
+    revoked: BTreeMap<String, u64>,
+}
+
+impl Records {
+    pub(super) fn tokens(&self) -> impl Iterator<Item = &StoredToken> {
+        self.tokens.values()
+    }
+
+    /// The certificates, with true for those that are revoked.
+    pub(super) fn certificates(&self) -> impl Iterator<Item = (&Enrolled, bool)> {
+        let revoked = |one: &Enrolled| self.revoked.contains_key(&one.serial);
+        self.certificates.iter().map(move |one| (one, revoked(one)))
+    }
+
+    /// The serial numbers of the revoked certificates.
+    pub(super) fn revoked(&self) -> impl Iterator<Item = &str> {
+        self.revoked.keys().map(String::as_str)
+    }
+
+    /// Adds a token. Returns the reason why it cannot.
+    pub(super) fn add_token(&mut self, token: StoredToken) -> Result<(), String> {
+        if self.tokens.len() >= MAX_TOKENS {
+            return Err(format!("there are {MAX_TOKENS} tokens, which is the maximum"));
+        }
+        if self.tokens.contains_key(&token.id) {
+            return Err(format!("there is a token {} already", token.id));
+        }
+        self.tokens.insert(token.id.clone(), token);
+        Ok(())
+    }
+
+    /// Removes a token; nobody joins with it any more.
+    pub(super) fn remove_token(&mut self, id: &str) -> Option<StoredToken> {
+        self.tokens.remove(id)
+    }
+
+    /// Joins a node: see [`EnrolmentStore::join`](ssntp::server::EnrolmentStore::join).
+    pub(super) fn join(
+        &mut self,
+        id: &str,
+        key: &str,
+        redeem: &mut dyn FnMut(&mut StoredToken, Option<&Enrolled>) -> Result<Enrolled, JoinRefusal>,
+    ) -> Result<Enrolled, JoinRefusal> {
+        let token = self.tokens.get_mut(id).ok_or(JoinRefusal::Proof)?;
+        let mut issued = self.certificates.iter();
+        // A chain that had to give way cannot be sent again.
+        let before = issued.find(|one| one.token == id && one.key == key && !one.chain.is_empty());
+        let enrolled = redeem(token, before)?;
+        if self.revoked.contains_key(&enrolled.serial) {
+            return Err(JoinRefusal::Used);
+        }
+        if before != Some(&enrolled) {
+            self.certificates.push(enrolled.clone());
+        }
+        Ok(enrolled)
+    }
+
+    /// Records the certificate that follows the one with this serial number.
+    pub(super) fn renew(&mut self, serial: &str, enrolled: &Enrolled) -> Result<(), JoinRefusal> {
+        if self.revoked.contains_key(serial) {
+            return Err(JoinRefusal::NotRenewable("the certificate is revoked".to_owned()));
+        }
+        // A node gets the chain in the answer, and asks again if that is lost.
+        let chain = String::new();
+        self.certificates.push(Enrolled {
+            chain,
+            ..enrolled.clone()
+        });
+        Ok(())
+    }
+
+    /// Revokes all certificates of a node, and its unused token. Returns the number of certificates that were
+    /// not revoked before.
+    pub(super) fn revoke(&mut self, node: Uuid) -> usize {
+        self.tokens.retain(|_, token| token.uuid != Some(node));
+        let its = self.certificates.iter().filter(|one| one.uuid == node);
+        let added = its.map(|one| self.revoked.insert(one.serial.clone(), one.ends));
+        added.filter(Option::is_none).count()
+    }
+
+    /// Removes what has ended at `now`, in seconds since 1970.
+    pub(super) fn forget_ended(&mut self, now: u64) {
+        self.tokens.retain(|_, token| token.ends > now);
+        self.certificates.retain(|one| one.ends > now);
+        self.revoked.retain(|_, ends| *ends > now);
+        for one in &mut self.certificates {
+            if !self.tokens.contains_key(&one.token) {
+                one.chain = String::new();
+            }
+        }
+    }
+
+    /// Empties the oldest chain, to make room. False if there is none left.
+    pub(super) fn drop_a_chain(&mut self) -> bool {
+        let mut certificates = self.certificates.iter_mut();
+        let oldest = certificates.find(|one| !one.chain.is_empty());
+        oldest.map(|one| one.chain = String::new()).is_some()
+    }
+}
