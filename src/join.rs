@@ -94,3 +94,61 @@ pub(crate) fn receive(halves: &mut Halves, most: usize, deadline: Instant) -> io
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ssntp_pki::SigningRequest;
+
+    use super::*;
+
+    /// An example of docs/protocol.md: its four bytes of length, and its YAML.
+    fn example(name: &str) -> (Vec<u8>, String) {
+        let page = include_str!("../docs/protocol.md");
+        let (length, yaml) = page
+            .split_once(&format!("\n```join {name} "))
+            .and_then(|(_, rest)| rest.split("\n```").next()?.split_once('\n'))
+            .unwrap();
+        let bytes = length
+            .split(' ')
+            .map(|byte| u8::from_str_radix(byte, 16).unwrap());
+        (bytes.collect(), format!("{yaml}\n"))
+    }
+
+    fn written(message: &Outgoing) -> Vec<u8> {
+        message.parts().flatten().copied().collect()
+    }
+
+    #[test]
+    fn the_examples_of_the_page_are_what_the_code_writes_and_reads() {
+        let (length, yaml) = example("request");
+        let request = read_request(yaml.as_bytes()).unwrap();
+        assert_eq!(written(&message(&request)), [&length, yaml.as_bytes()].concat());
+        SigningRequest::from_pem(&request.request).unwrap();
+        let (length, yaml) = example("answer");
+        let answer = JoinAnswer::new(Err(&JoinRefusal::Used));
+        assert_eq!(JoinAnswer::read(yaml.as_bytes()).as_ref(), Ok(&answer));
+        assert_eq!(written(&message(&answer)), [&length, yaml.as_bytes()].concat());
+    }
+
+    #[test]
+    fn the_words_of_refusals_are_on_the_page() {
+        let page = include_str!("../docs/protocol.md");
+        let text = String::new;
+        let refusals = [
+            JoinRefusal::Proof,
+            JoinRefusal::Ended,
+            JoinRefusal::Used,
+            JoinRefusal::Roles {
+                token: Default::default(),
+                asked: Default::default(),
+            },
+            JoinRefusal::Request(text()),
+            JoinRefusal::Issuer(text()),
+            JoinRefusal::Busy,
+            JoinRefusal::Unavailable,
+        ];
+        for refusal in refusals {
+            assert!(page.contains(&format!("`{}`", refusal.word())), "{refusal:?}");
+        }
+    }
+}

@@ -201,7 +201,7 @@ impl Join {
             pause = (pause * 2).min(PAUSE);
         };
         NodeFiles::issued(&chain, &key, &trust, self.roles)?;
-        write(&files.authority(), &trust.authorities()[0].to_pem().as_bytes())?;
+        write(&files.authority(), trust.authorities()[0].to_pem().as_bytes())?;
         files.save(&chain, &key)?;
         let _ = fs::remove_file(files.pending_key());
         Ok(files.clone())
@@ -356,6 +356,9 @@ pub(super) fn renew_until_closed(client: &ClientHandle, files: &NodeFiles) {
         wait = due_in(certificate, share);
         if !wait.is_zero() {
             continue;
+        }
+        if client.wait_connected(Some(LONGEST_PAUSE)).is_err() {
+            return;
         }
         let left = certificate
             .not_after

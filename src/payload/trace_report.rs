@@ -187,6 +187,7 @@ mod tests {
             "Watch",
             "ListServers",
             "DrainServer",
+            "RenewCertificate",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

@@ -227,7 +227,7 @@ fn every_operand_has_its_number_and_name() {
         (
             0,
             "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban Tenant Watch ListServers \
-             DrainServer",
+             DrainServer RenewCertificate",
         ),
         (
             3,
@@ -241,7 +241,7 @@ fn every_operand_has_its_number_and_name() {
             assert_eq!(FrameKind::new(FrameType(frame_type), operand).name(), Some(name));
         }
     }
-    let mut count = 11 + 13;
+    let mut count = 12 + 13;
     for (frame_type, names) in table {
         for (operand, name) in (0u8..).zip(names) {
             let kind = FrameKind::new(FrameType(frame_type), operand);

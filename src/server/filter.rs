@@ -112,6 +112,7 @@ mod tests {
                 "ListSessions Kick ListBans Unban Tenant Watch ListServers DrainServer",
                 "controller",
             ),
+            ("RenewCertificate", "agent,netagent,cnciagent"),
             ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),

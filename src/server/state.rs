@@ -610,11 +610,12 @@ impl State {
     pub(super) fn renew_certificate(&mut self, info: &SessionInfo, request: Request) {
         // Copied, because the request may wait, and its payload is a slice of a receive buffer.
         let asked = (info.clone(), request.clone().copied());
-        match self.renewals.as_ref().map(|renewals| renewals.try_send(asked)) {
-            Some(Ok(())) => {}
-            Some(Err(_)) => self.refuse(&request, Uuid::nil(), "queue_full"),
-            None => self.refuse(&request, Uuid::nil(), "this server renews no certificates"),
-        }
+        let why = match &self.renewals {
+            None => "this server renews no certificates",
+            Some(renewals) if renewals.try_send(asked).is_ok() => return,
+            Some(_) => "queue_full",
+        };
+        self.refuse(&request, Uuid::nil(), why);
     }
 
     /// Forwards a request by the rule for its kind.

@@ -15,6 +15,7 @@
 //! | `servers` | operators that list and drain linked servers |
 //! | `figures` | the figures of a server |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
+//! | `enrol` | nodes that join with a token, and what is refused |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
 //! | `operators` | operators that list and end sessions, ban and watch |
 //! | `dependencies` | the crates that this crate depends on |
@@ -33,6 +34,7 @@
 mod credentials;
 mod dependencies;
 mod embedding;
+mod enrol;
 mod federation;
 mod figures;
 mod flow;

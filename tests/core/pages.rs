@@ -190,7 +190,7 @@ fn each_payload_has_a_valid_example() {
     let without =
         FrameKind::all().filter(|kind| !sections.iter().any(|s| s.starts_with(&format!("{kind}\n"))));
     let without: Vec<String> = without.map(|kind| kind.to_string()).collect();
-    let expected = "CONNECT OpenStream StreamCredit CloseStream CONNECTED FULL OFFLINE MAINTENANCE StreamOpened \
+    let expected = "CONNECT OpenStream StreamCredit CloseStream RenewCertificate CONNECTED FULL OFFLINE MAINTENANCE StreamOpened \
          StreamData StreamEnded ConnectionFailure ConnectionAborted InvalidConfiguration";
     assert_eq!(without.join(" "), expected);
 }

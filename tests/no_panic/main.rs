@@ -143,6 +143,6 @@ mod any_bytes_are_survived_by {
 
     each_survives_any_bytes! {
         codec server_handshake client_handshake trace stream payload_yaml start_documents stats certificate
-        pem address opflex link
+        pem address opflex link join
     }
 }

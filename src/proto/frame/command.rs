@@ -1,6 +1,6 @@
 //! COMMAND frames (docs/protocol.md, "COMMAND").
 
-use super::operand::{ANY, CONCENTRATORS, CONTROLLER, NODES, operand};
+use super::operand::{CONCENTRATORS, CONTROLLER, NODES, operand};
 
 operand! {
     /// The operand of a COMMAND frame. Unknown values survive.
@@ -56,7 +56,7 @@ operand! {
         /// Ours: ask the clients of a server to leave, and stop the server.
         0x4a DRAIN_SERVER = "DrainServer", CONTROLLER;
         /// Ours: issue a certificate that follows the one of this session. A request.
-        0x4b RENEW_CERTIFICATE = "RenewCertificate", ANY;
+        0x4b RENEW_CERTIFICATE = "RenewCertificate", NODES | CONCENTRATORS;
         /// Ours: list or change the tokens with which nodes join.
         0x4d MANAGE_TOKENS = "ManageTokens", CONTROLLER;
         /// Ours: list or revoke the certificates that were issued to nodes.

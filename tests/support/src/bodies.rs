@@ -12,7 +12,9 @@
 use bytes::{Bytes, BytesMut};
 use ssntp::Role;
 use ssntp::payload::*;
-use ssntp::pki::{CertificateInfo, Identity, RevocationLists, Trust};
+use ssntp::pki::{
+    CertificateInfo, Identity, JoinRefusal, JoinToken, RevocationLists, SigningRequest, StoredToken, Trust,
+};
 use ssntp::proto::{
     ClientHandshake, Codec, Connect, Connected, Frame, Item, MAX_STREAM_CHUNK, MAX_STREAM_TEXT, OpenStream,
     Run, ServerHandshake, StreamCredit, StreamData, StreamEnded, Trace, answer_to_unsupported, stream_of,
@@ -29,7 +31,7 @@ const MAX_PAYLOAD: u32 = 64 * 1024;
 type Body = fn(&[u8]);
 
 /// All bodies with the names of their fuzz targets.
-pub const BODIES: [(&str, Body); 13] = [
+pub const BODIES: [(&str, Body); 14] = [
     ("codec", codec),
     ("server_handshake", server_handshake),
     ("client_handshake", client_handshake),
@@ -43,6 +45,7 @@ pub const BODIES: [(&str, Body); 13] = [
     ("address", address),
     ("opflex", opflex),
     ("link", crate::links::link),
+    ("join", join),
 ];
 
 /// Decoding bytes in pieces gives the same frames as decoding them at once. The first byte chooses
@@ -411,4 +414,26 @@ pub fn opflex(data: &[u8]) {
     assert_eq!(read(stream.len()), read(usize::from(*piece)));
     let mut raw = rpc::Deframer::new(limits);
     let _ = raw.decode(&mut BytesMut::from(stream), &mut Vec::new());
+}
+
+/// A request to join, and the URL of a token. No bytes guess a secret.
+pub fn join(data: &[u8]) {
+    if let Ok(request) = ssntp::simulation::read_request(data) {
+        let _ = SigningRequest::from_pem(&request.request);
+        let token = StoredToken {
+            id: request.id.clone(),
+            secret_sha256: "unknown".to_owned(),
+            roles: Role::AGENT,
+            uuid: None,
+            uses_left: 1,
+            ends: u64::MAX,
+            made_by: String::new(),
+        };
+        let decided = token.decide(&request, None, std::time::UNIX_EPOCH);
+        assert_eq!(decided, Err(JoinRefusal::Proof));
+    }
+    match String::from_utf8_lossy(data).parse::<JoinToken>() {
+        Ok(token) => assert_eq!(token.to_string().parse(), Ok(token)),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
 }

@@ -1,0 +1,705 @@
+//! Nodes that join with a token, renew their certificates over their sessions, and what is refused on which side.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rustls::sign::CertifiedKey;
+use ssntp::client::{
+    Client, ClientConfig, ClientEvent, Join, JoinError, NodeFiles, RequestError, SessionEnd,
+};
+use ssntp::pki::{
+    CertificateRequest, Enrolled, Identity, Issuer, JoinRefusal, JoinRequest, JoinToken, NodeKey,
+    ServerCheck, StoredToken, Trust,
+};
+use ssntp::server::{Enrolment, EnrolmentStore, Redeem, Server};
+use ssntp::testkit::{Faults, Testkit, Tokens};
+use ssntp::transport::memory::MemoryListener;
+use ssntp::transport::{Address, Target, TcpOptions, TlsError};
+use ssntp::{Command, Frame, Role, ServerConfig, Uuid};
+use ssntp_test_support::wait::wait_for;
+use ssntp_transport::tls::{Acceptor, Secured};
+use ssntp_transport::{BufferPool, Cancel, Outgoing, threads};
+use tempfile::TempDir;
+
+const PROTOCOL: &[u8] = b"ssntp-join/1";
+const HOUR: Duration = Duration::from_secs(3600);
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A server that lets nodes join, its tokens, and a directory for each node.
+struct Cluster {
+    kit: Testkit,
+    tokens: Tokens,
+    server: Server,
+    directory: TempDir,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        Self::with(|enrolment| enrolment, |config| config)
+    }
+
+    fn with(
+        enrolment: impl FnOnce(Enrolment) -> Enrolment,
+        config: impl FnOnce(ServerConfig) -> ServerConfig,
+    ) -> Self {
+        let (kit, tokens) = (Testkit::new().unwrap(), Tokens::default());
+        let enrolment = enrolment(kit.enrolment(&tokens).unwrap());
+        let server = config(kit.server_config().unwrap().enrol(enrolment));
+        Self {
+            server: Server::start(server, ()).unwrap(),
+            kit,
+            tokens,
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn token(&self, uses: u32) -> JoinToken {
+        self.kit.token(&self.tokens, Role::AGENT, uses).unwrap()
+    }
+
+    fn join(&self, token: &JoinToken, node: &str) -> Join {
+        let join = Join::new(token.clone(), self.directory.path().join(node));
+        join.connect_in_memory(self.kit.network())
+    }
+
+    /// The number of joins, renewals or refusals with this word.
+    fn counted(&self, word: &str) -> u64 {
+        let figures = self.server.handle().figures().unwrap();
+        figures
+            .handshakes
+            .enrolments
+            .get(word)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn connect(&self, files: &NodeFiles) -> Client {
+        let config = files.client_config().unwrap().renewal_spread(Duration::ZERO);
+        Client::connect(config.connect_in_memory(self.kit.network())).unwrap()
+    }
+}
+
+fn word(refused: Result<NodeFiles, JoinError>) -> String {
+    match refused.unwrap_err() {
+        JoinError::Refused { word, .. } => word,
+        other => panic!("{other}"),
+    }
+}
+
+/// Sends bytes over a connection with which a node joins, and returns the answer.
+fn raw(network: &MemoryListener, token: &JoinToken, bytes: &[u8]) -> Option<String> {
+    let mut secured = secure(network, token);
+    let _ = secured
+        .halves
+        .transmit
+        .transmit(&[Outgoing::whole(bytes.to_vec().into(), 1)]);
+    answer(&mut secured)
+}
+
+fn secure(network: &MemoryListener, token: &JoinToken) -> Secured {
+    let connector = ServerCheck::Pinned(token.authority()).connector(None).unwrap();
+    let stream = Arc::new(network.connect(Faults::default(), Faults::default()).unwrap());
+    let deadline = Instant::now() + LIMIT;
+    connector
+        .protocol(PROTOCOL)
+        .connect(stream, "localhost", &BufferPool::new(), deadline)
+        .unwrap()
+}
+
+/// Everything that the server sends until its end.
+fn answer(secured: &mut Secured) -> Option<String> {
+    let deadline = Instant::now() + LIMIT;
+    while secured
+        .halves
+        .receive_until(deadline)
+        .is_ok_and(|received| !received.end)
+    {}
+    let bytes = secured.halves.inbox.bytes_mut();
+    (bytes.len() > 4).then(|| String::from_utf8_lossy(&bytes[4..]).into_owned())
+}
+
+fn framed(yaml: &str) -> Vec<u8> {
+    let length = u32::try_from(yaml.len()).unwrap();
+    [&length.to_be_bytes()[..], yaml.as_bytes()].concat()
+}
+
+fn request_of(token: &JoinToken, signing_request: &str) -> Vec<u8> {
+    let JoinRequest { id, secret, .. } = token.request(Role::AGENT, String::new());
+    let indented = signing_request.replace('\n', "\n  ");
+    framed(&format!(
+        "id: '{id}'\nsecret: {secret}\nroles: agent\nrequest: |\n  {indented}\n"
+    ))
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn a_node_joins_with_a_token_and_then_has_a_session_with_its_uuid() {
+    let cluster = Cluster::new();
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    let client = cluster.connect(&files);
+    let enrolled = cluster.tokens.enrolled();
+    assert_eq!(client.uuid(), enrolled[0].uuid);
+    assert_eq!((client.role(), cluster.counted("joined")), (Role::AGENT, 1));
+    for file in ["node.pem", "ca.pem"] {
+        assert_eq!(
+            mode(&cluster.directory.path().join("node").join(file)),
+            0o600,
+            "{file}"
+        );
+    }
+    assert!(!cluster.directory.path().join("node/join.key").exists());
+    assert_eq!(cluster.tokens.tokens()[0].uses_left, 0);
+}
+
+#[test]
+fn a_node_that_has_joined_asks_no_server_again() {
+    let cluster = Cluster::new();
+    let (token, other) = (cluster.token(1), Cluster::new());
+    let files = cluster.join(&token, "node").run().unwrap();
+    let before = fs::read(files.certificate()).unwrap();
+    cluster.server.stop();
+    let again = Join::new(token, cluster.directory.path().join("node"))
+        .run()
+        .unwrap();
+    assert_eq!(fs::read(again.certificate()).unwrap(), before);
+    let foreign = Join::new(other.token(1), cluster.directory.path().join("node")).run();
+    assert!(matches!(foreign, Err(JoinError::OtherCluster(_))));
+}
+
+#[test]
+fn a_token_that_was_used_or_has_ended_or_is_for_another_role_admits_nobody() {
+    let cluster = Cluster::new();
+    let token = cluster.token(1);
+    cluster.join(&token, "first").run().unwrap();
+    assert_eq!(word(cluster.join(&token, "second").run()), "used");
+
+    let late = JoinToken::new(Address::tcp("localhost", 8888), cluster.kit.authority().info()).unwrap();
+    let begun = cluster.kit.authority().info().not_before;
+    cluster
+        .tokens
+        .add(StoredToken::new(&late, Role::AGENT, None, 1, begun, "test"));
+    assert_eq!(word(cluster.join(&late, "late").run()), "ended");
+
+    let token = cluster.token(1);
+    let refused = cluster
+        .join(&token, "network")
+        .roles(Role::NETAGENT)
+        .run()
+        .unwrap_err();
+    let text = refused.to_string();
+    assert!(
+        text.ends_with("the token is for the roles agent, not netagent"),
+        "{text}"
+    );
+    for word in ["used", "ended", "roles"] {
+        assert_eq!(cluster.counted(word), 1, "{word}");
+    }
+    assert_eq!(cluster.tokens.enrolled().len(), 1);
+}
+
+#[test]
+fn a_node_sends_nothing_to_a_server_of_another_authority() {
+    let (cluster, other) = (Cluster::new(), Cluster::new());
+    let foreign = other.token(1);
+    let refused = cluster.join(&foreign, "node").run().unwrap_err();
+    assert!(matches!(refused, JoinError::Tls(_)), "{refused}");
+    let why = "shows no certificate of the authority that is expected";
+    assert!(refused.to_string().contains(why), "{refused}");
+    let figures = cluster.server.handle().figures().unwrap();
+    assert!(figures.handshakes.enrolments.is_empty());
+    assert_eq!(figures.handshakes.refused["tls"], 1);
+}
+
+/// Ends TLS as a relay does, with the certificate of a node and that of the authority.
+fn relay(
+    shown: Vec<rustls::pki_types::CertificateDer<'static>>,
+    identity: &Identity,
+) -> (MemoryListener, JoinHandle) {
+    let key = Arc::clone(&identity.certified_key().key);
+    let identity = Arc::new(CertifiedKey::new(shown, key));
+    let acceptor = Acceptor::server_only(identity).unwrap().protocols(&[PROTOCOL]);
+    let network = MemoryListener::new();
+    let listener = ssntp_transport::Listener::memory(network.clone());
+    let thread = threads::spawn("relay", move || {
+        let (stream, _) = listener.accept().unwrap().unwrap();
+        let secured = acceptor.accept(stream, &BufferPool::new(), Instant::now() + LIMIT);
+        // The bytes that it gets.
+        secured.map(|mut secured| answer(&mut secured))
+    });
+    (network, thread.unwrap())
+}
+
+type JoinHandle = std::thread::JoinHandle<Result<Option<String>, TlsError>>;
+
+#[test]
+fn a_relay_that_ends_tls_gets_no_byte_of_the_request() {
+    let cluster = Cluster::new();
+    let token = cluster.token(1);
+    let agent = cluster.kit.identity(Role::AGENT).unwrap();
+    let root = cluster.kit.authority().info().der.clone();
+    let of_node = agent.chain()[0].clone();
+    let another = Testkit::new().unwrap().identity(Role::SERVER).unwrap();
+    // A node of the cluster; a server of another authority, beside the right authority; one without it.
+    for (shown, identity, why) in [
+        (
+            vec![of_node.clone(), root.clone()],
+            &agent,
+            "has the roles agent, but no server's role",
+        ),
+        (
+            vec![another.chain()[0].clone(), root],
+            &another,
+            "not its issuer's",
+        ),
+        (vec![of_node], &agent, "shows no certificate of the authority"),
+    ] {
+        let (network, relay) = relay(shown, identity);
+        let directory = cluster.directory.path().join("node");
+        let refused = Join::new(token.clone(), directory)
+            .connect_in_memory(&network)
+            .run()
+            .unwrap_err();
+        assert!(refused.to_string().contains(why), "{refused}");
+        assert!(relay.join().unwrap().is_err());
+    }
+    assert_eq!(cluster.tokens.tokens()[0].uses_left, 1);
+}
+
+#[test]
+fn a_request_that_asks_for_more_than_a_certificate_is_refused() {
+    let cluster = Cluster::new();
+    let token = cluster.token(1);
+    let asked = |change: &dyn Fn(&mut CertificateParams)| {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        change(&mut params);
+        let pem = params
+            .serialize_request(&KeyPair::generate().unwrap())
+            .unwrap()
+            .pem()
+            .unwrap();
+        raw(cluster.kit.network(), &token, &request_of(&token, &pem)).unwrap()
+    };
+    let controller = ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 4, 1, 343, 8, 3]);
+    for (answer, what) in [
+        (
+            asked(&|params| params.extended_key_usages = vec![controller.clone()]),
+            "the roles controller",
+        ),
+        (
+            asked(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)),
+            "the rights of an authority",
+        ),
+        (
+            asked(&|params| {
+                params.subject_alt_names = vec![rcgen::SanType::DnsName("a.b".try_into().unwrap())]
+            }),
+            "further names",
+        ),
+    ] {
+        assert!(
+            answer.contains("refused: request") && answer.contains(what),
+            "{answer}"
+        );
+    }
+    assert_eq!(
+        (cluster.counted("request"), cluster.tokens.tokens()[0].uses_left),
+        (3, 1)
+    );
+    // The same request without that is answered with a certificate.
+    let pem = NodeKey::new().unwrap().signing_request().unwrap();
+    let answer = raw(cluster.kit.network(), &token, &request_of(&token, &pem)).unwrap();
+    assert!(answer.contains("BEGIN CERTIFICATE"), "{answer}");
+}
+
+/// An identity that a thief of the issuer's file makes with other tools.
+fn stolen(issuer: &Issuer, arc: u64, directory: &Path) -> Identity {
+    let file = directory.join("stolen.pem");
+    issuer.save(&file).unwrap();
+    let pem = fs::read_to_string(&file).unwrap();
+    let signer = KeyPair::from_pem(&pem[pem.find("-----BEGIN PRIVATE").unwrap()..]).unwrap();
+    let signer = rcgen::Issuer::from_ca_cert_der(&issuer.info().der, signer).unwrap();
+    let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    let role = ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 4, 1, 343, 8, arc]);
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ClientAuth,
+        ExtendedKeyUsagePurpose::ServerAuth,
+        role,
+    ];
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, &signer).unwrap();
+    let chain = vec![certificate.der().clone(), issuer.info().der.clone()];
+    Identity::from_der(
+        chain,
+        rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+    )
+    .unwrap()
+}
+
+#[test]
+fn a_stolen_issuer_makes_no_controller_and_no_server() {
+    let cluster = Cluster::new();
+    let issuer = cluster.kit.enrolment(&cluster.tokens).unwrap().issuer();
+    let trust = cluster.kit.trust();
+    let connect = |identity, network: &MemoryListener| {
+        let config = ClientConfig::new(identity, trust.clone()).connect_in_memory(network);
+        Client::connect(config.attempts(1).resumption(false))
+    };
+    let agent = stolen(&issuer, 1, cluster.directory.path());
+    connect(agent.clone(), cluster.kit.network()).unwrap();
+    let controller = stolen(&issuer, 3, cluster.directory.path());
+    connect(controller, cluster.kit.network()).unwrap_err();
+    let refused = wait_for(|| {
+        let refused = cluster.server.handle().figures().unwrap().handshakes.refused;
+        refused.get("certificate").copied().ok_or(refused)
+    });
+    assert_eq!(refused, 1);
+    // A node does not take it for a server.
+    let server = stolen(&issuer, 5, cluster.directory.path());
+    let network = MemoryListener::new();
+    let config = ServerConfig::new(server, trust.clone()).listen_in_memory(&network);
+    let _server = Server::start(config, ()).unwrap();
+    let refused = connect(cluster.kit.identity(Role::AGENT).unwrap(), &network)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("certificate"), "{refused}");
+}
+
+#[test]
+fn a_revoked_right_of_the_issuer_counts_for_sessions_that_run() {
+    // The check of a session at a renewal of the server's credentials is that of the handshake.
+    let cluster = Cluster::new();
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    let client = cluster.connect(&files);
+    let other = Testkit::new().unwrap();
+    let trust = cluster.kit.trust().and(&other.trust()).unwrap();
+    let identity = cluster.kit.identity(Role::SERVER).unwrap();
+    assert_eq!(cluster.server.renew(&identity, &trust).unwrap().ended, 0);
+    assert!(client.is_connected());
+    // The nodes of a server whose certificate was renewed join as before.
+    cluster.join(&cluster.token(1), "next").run().unwrap();
+}
+
+#[test]
+fn a_process_that_ends_after_any_step_joins_again_with_the_same_certificate() {
+    let cluster = Cluster::new();
+    let token = cluster.token(1);
+    let files = cluster.join(&token, "node").run().unwrap();
+    let (certificate, authority) = (files.certificate(), files.authority());
+    let whole = fs::read_to_string(&certificate).unwrap();
+    let (chain, key) = whole.split_at(whole.find("-----BEGIN PRIVATE").unwrap());
+    let pending = cluster.directory.path().join("node/join.key");
+    let serial = |files: &NodeFiles| files.load().unwrap().0.info().serial.clone();
+    let first = serial(&files);
+    // After the key, before the request or after it: the server has counted the use, and the answer is lost.
+    fs::remove_file(&certificate).unwrap();
+    fs::remove_file(&authority).unwrap();
+    fs::write(&pending, key).unwrap();
+    assert_eq!(serial(&cluster.join(&token, "node").run().unwrap()), first);
+    assert!(!pending.exists() && fs::read_to_string(&certificate).unwrap().starts_with(chain));
+    // After the authority, before the certificate.
+    fs::remove_file(&certificate).unwrap();
+    fs::write(&pending, key).unwrap();
+    assert_eq!(serial(&cluster.join(&token, "node").run().unwrap()), first);
+    // After the certificate, before the end of the key's own file.
+    fs::write(&pending, key).unwrap();
+    assert_eq!(serial(&cluster.join(&token, "node").run().unwrap()), first);
+    assert_eq!(cluster.tokens.enrolled().len(), 1);
+    // Without its key the node is another one.
+    let other = cluster.join(&token, "other").run();
+    assert_eq!(word(other), "used");
+}
+
+/// A store that loses its first answers after it has stored, and before.
+#[derive(Clone)]
+struct Forgetful(Tokens, Arc<std::sync::Mutex<u32>>);
+
+impl EnrolmentStore for Forgetful {
+    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
+        let mut left = self.1.lock().unwrap();
+        *left = left.saturating_sub(1);
+        match *left {
+            2 => Err(JoinRefusal::Unavailable),
+            1 => self.0.join(id, key, redeem).and(Err(JoinRefusal::Unavailable)),
+            _ => self.0.join(id, key, redeem),
+        }
+    }
+
+    fn renew(&self, _: &ssntp::pki::CertificateInfo, _: &Enrolled) -> Result<(), JoinRefusal> {
+        Err(JoinRefusal::Unavailable)
+    }
+}
+
+#[test]
+fn a_node_asks_again_while_the_store_does_not_answer() {
+    let (kit, tokens) = (Testkit::new().unwrap(), Tokens::default());
+    let issuer = kit.authority().issuer("i", Role::AGENT, 1).unwrap();
+    let store = Forgetful(tokens.clone(), Arc::new(std::sync::Mutex::new(3)));
+    let config = kit.server_config().unwrap().enrol(Enrolment::new(issuer, store));
+    let server = Server::start(config, ()).unwrap();
+    let token = kit.token(&tokens, Role::AGENT, 1).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    Join::new(token, directory.path())
+        .connect_in_memory(kit.network())
+        .run()
+        .unwrap();
+    assert_eq!(tokens.enrolled().len(), 1);
+    let counted = server.handle().figures().unwrap().handshakes.enrolments;
+    assert_eq!((counted["unavailable"], counted["joined"]), (2, 1));
+}
+
+#[test]
+fn a_server_without_an_issuer_lets_no_node_join() {
+    let kit = Testkit::new().unwrap();
+    let _server = Server::start(kit.server_config().unwrap(), ()).unwrap();
+    let token = JoinToken::new(Address::tcp("localhost", 8888), kit.authority().info()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let refused = Join::new(token, directory.path())
+        .connect_in_memory(kit.network())
+        .run()
+        .unwrap_err();
+    // It shows no certificate of its authority, and knows no such protocol.
+    assert!(
+        matches!(refused, JoinError::Tls(_) | JoinError::NotOffered),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_client_of_another_protocol_still_needs_a_certificate() {
+    let cluster = Cluster::new();
+    for protocol in [None, Some(&b"ssntp/1"[..]), Some(b"ssntp-join/2")] {
+        let mut connector = ServerCheck::Name(&cluster.kit.trust()).connector(None).unwrap();
+        if let Some(protocol) = protocol {
+            connector = connector.protocol(protocol);
+        }
+        let stream = Arc::new(
+            cluster
+                .kit
+                .network()
+                .connect(Faults::default(), Faults::default())
+                .unwrap(),
+        );
+        let deadline = Instant::now() + LIMIT;
+        let secured = connector.connect(stream, "localhost", &BufferPool::new(), deadline);
+        // In TLS 1.3 the client learns of the refusal when it reads.
+        let refused = secured.map(|mut secured| answer(&mut secured));
+        assert!(matches!(refused, Err(_) | Ok(None)), "{refused:?}");
+    }
+    let refused = wait_for(|| {
+        let refused = cluster.server.handle().figures().unwrap().handshakes.refused;
+        refused
+            .get("certificate")
+            .copied()
+            .filter(|refused| *refused == 3)
+            .ok_or(refused)
+    });
+    assert_eq!(refused, 3);
+}
+
+#[test]
+fn a_request_that_is_too_long_or_no_yaml_is_refused() {
+    let cluster = Cluster::new();
+    let (token, network) = (cluster.token(1), cluster.kit.network());
+    let long = (16 * 1024 + 1_u32).to_be_bytes();
+    let answer = raw(network, &token, &long).unwrap();
+    assert!(
+        answer.contains("refused: request") && answer.contains("16385"),
+        "{answer}"
+    );
+    for yaml in ["", "{", "roles: operator", "a: &a [*a]", "request: no PEM"] {
+        let answer = raw(network, &token, &framed(yaml)).unwrap();
+        assert!(answer.contains("refused: request"), "{yaml}: {answer}");
+    }
+    assert_eq!(cluster.counted("request"), 6);
+}
+
+#[test]
+fn a_node_that_sends_slowly_is_ended_at_the_deadline_and_hinders_no_other() {
+    let cluster = Cluster::with(
+        |enrolment| enrolment.at_a_time(3).of_address(3),
+        |config| config.handshake_timeout(Duration::from_millis(500)),
+    );
+    let token = cluster.token(1);
+    // Two that send a byte and then nothing.
+    let mut slow: Vec<_> = (0..2)
+        .map(|_| {
+            let mut secured = secure(cluster.kit.network(), &token);
+            secured
+                .halves
+                .transmit
+                .transmit(&[Outgoing::whole(vec![0].into(), 1)])
+                .unwrap();
+            secured
+        })
+        .collect();
+    cluster.join(&token, "node").run().unwrap();
+    for secured in &mut slow {
+        assert_eq!(answer(secured), None);
+    }
+    let refused = cluster.server.handle().figures().unwrap().handshakes.refused;
+    assert_eq!(refused["timeout"], 2);
+}
+
+#[test]
+fn many_wrong_proofs_from_one_address_do_not_hinder_another() {
+    let cluster = Cluster::with(
+        |enrolment| enrolment.at_a_time(8).of_address(4),
+        |config| config.listen("127.0.0.1:0".parse().unwrap()),
+    );
+    // The guesses come over TCP, and the honest node from memory, so their addresses differ.
+    let address = cluster.server.addresses()[0].clone();
+    let unknown = JoinToken::new(address.clone(), cluster.kit.authority().info()).unwrap();
+    let pem = NodeKey::new().unwrap().signing_request().unwrap();
+    let guess = |secured: &mut Secured| {
+        let request = Outgoing::whole(request_of(&unknown, &pem).into(), 1);
+        secured.halves.transmit.transmit(&[request]).unwrap();
+    };
+    let connector = ServerCheck::Pinned(unknown.authority())
+        .connector(None)
+        .unwrap()
+        .protocol(PROTOCOL);
+    let mut guesses: Vec<_> = (0..8)
+        .map(|_| {
+            let tcp = Target::Address(address.clone());
+            let stream = tcp
+                .connect(&TcpOptions::default(), LIMIT, &Cancel::new())
+                .unwrap();
+            let deadline = Instant::now() + LIMIT;
+            let mut secured = connector
+                .connect(stream, "localhost", &BufferPool::new(), deadline)
+                .unwrap();
+            guess(&mut secured);
+            secured
+        })
+        .collect();
+    cluster.join(&cluster.token(1), "node").run().unwrap();
+    let answers: Vec<_> = guesses.iter_mut().filter_map(answer).collect();
+    assert!(
+        answers
+            .iter()
+            .all(|answer| answer.contains("refused: proof") || answer.contains("refused: busy"))
+    );
+    assert!(cluster.counted("proof") >= 1 && cluster.counted("joined") == 1);
+}
+
+#[test]
+fn many_nodes_join_at_once_with_one_token() {
+    const NODES: u32 = 100;
+    let cluster = Cluster::new();
+    let token = cluster.token(NODES);
+    std::thread::scope(|scope| {
+        for node in 0..NODES {
+            let join = cluster.join(&token, &node.to_string());
+            scope.spawn(move || join.run().unwrap());
+        }
+    });
+    let mut uuids: Vec<Uuid> = cluster
+        .tokens
+        .enrolled()
+        .iter()
+        .map(|enrolled| enrolled.uuid)
+        .collect();
+    uuids.sort();
+    uuids.dedup();
+    assert_eq!(
+        (uuids.len(), cluster.tokens.tokens()[0].uses_left),
+        (NODES as usize, 0)
+    );
+}
+
+#[test]
+fn a_client_renews_its_certificate_over_its_session() {
+    // It begins ten minutes before it is issued, so two thirds of its life are over.
+    let short = Duration::from_secs(200);
+    let cluster = Cluster::with(|enrolment| enrolment.lifetime(short), |config| config);
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    let (before, _) = files.load().unwrap();
+    let client = cluster.connect(&files);
+    let renewed = |event: &ClientEvent| {
+        matches!(
+            event,
+            ClientEvent::Disconnected {
+                reason: SessionEnd::Renewed,
+                ..
+            }
+        )
+    };
+    assert!(client.iter().any(|event| renewed(&event)));
+    assert!(matches!(client.recv(), Ok(ClientEvent::Connected(_))));
+    let (after, trust) = files.load().unwrap();
+    assert_eq!(client.identity().info(), after.info());
+    assert_eq!((before.uuid(), before.roles()), (after.uuid(), after.roles()));
+    assert_ne!(
+        before.certified_key().key.public_key(),
+        after.certified_key().key.public_key()
+    );
+    assert_eq!(
+        trust.verify(after.chain()).unwrap().serial,
+        cluster.tokens.enrolled()[1].serial
+    );
+    assert_eq!(
+        (cluster.counted("renewed"), mode(&files.certificate())),
+        (1, 0o600)
+    );
+}
+
+#[test]
+fn a_certificate_is_renewed_over_a_session_only_if_it_is_bound_and_half_over_and_of_a_node() {
+    let cluster = Cluster::new();
+    let pem = NodeKey::new().unwrap().signing_request().unwrap();
+    let renew = |identity: Identity, server: &MemoryListener, trust: Trust| {
+        let client = Client::connect(ClientConfig::new(identity, trust).connect_in_memory(server)).unwrap();
+        let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, pem.clone());
+        match client.request(frame, LIMIT) {
+            Err(RequestError::Refused(why)) => why,
+            other => panic!("{other:?}"),
+        }
+    };
+    let authority = cluster.kit.authority();
+    let bound = |roles| CertificateRequest::new(roles).uuid(Uuid::new_v4()).days(1);
+    let old = |request: CertificateRequest| {
+        let begun = authority.info().not_before - HOUR * 22;
+        authority.issue(&request.valid_from(begun)).unwrap().identity()
+    };
+    let network = cluster.kit.network();
+    let refused = |identity| renew(identity, network, cluster.kit.trust());
+    let why = refused(cluster.kit.identity(Role::AGENT).unwrap());
+    assert!(why.contains("bound to no UUID"), "{why}");
+    let why = refused(authority.issue(&bound(Role::AGENT)).unwrap().identity());
+    assert!(why.contains("more than half"), "{why}");
+    let why = refused(old(bound(Role::CONTROLLER)));
+    assert!(why.contains("not controller"), "{why}");
+    assert!(cluster.tokens.enrolled().is_empty());
+    // A server without an issuer.
+    let kit = Testkit::new().unwrap();
+    let _server = Server::start(kit.server_config().unwrap(), ()).unwrap();
+    let why = renew(kit.identity(Role::AGENT).unwrap(), kit.network(), kit.trust());
+    assert_eq!(why, "this server renews no certificates");
+}
+
+#[test]
+fn an_expired_node_says_that_it_needs_a_new_token() {
+    let cluster = Cluster::new();
+    let (first, second) = (cluster.token(1), cluster.token(1));
+    let files = cluster.join(&first, "node").run().unwrap();
+    let authority = cluster.kit.authority();
+    let begun = authority.info().not_before - HOUR * 48;
+    let expired = CertificateRequest::new(Role::AGENT).valid_from(begun).days(1);
+    authority
+        .issue(&expired)
+        .unwrap()
+        .save(files.certificate())
+        .unwrap();
+    let refused = cluster.join(&first, "node").run().unwrap_err().to_string();
+    assert!(refused.ends_with("a new one is needed"), "{refused}");
+    cluster.join(&second, "node").run().unwrap();
+    files.load().unwrap();
+}
