@@ -67,6 +67,10 @@ macro_rules! for_every_schema {
             watch: Watch = "ours_Watch";
             watched: Watched = "ours_Watched";
             new_leader: NewLeader = "ours_NewLeader";
+            manage_tokens: ManageTokens = "ours_ManageTokens";
+            tokens: Tokens = "ours_Tokens";
+            manage_certificates: ManageCertificates = "ours_ManageCertificates";
+            node_certificates: NodeCertificates = "ours_NodeCertificates";
         }
     };
 }
@@ -353,7 +357,9 @@ fn a_schema_has_the_short_limit_unless_it_holds_lists() {
             "Kicked",
             "Bans",
             "Servers",
-            "Tenants"
+            "Tenants",
+            "Tokens",
+            "NodeCertificates"
         ],
         "the dispatcher of a server reads none of these documents in full"
     );

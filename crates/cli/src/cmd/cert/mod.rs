@@ -31,6 +31,7 @@ use crate::signals::Stop;
 pub(crate) enum Args {
     Ca(Ca),
     Issue(Issue),
+    Issuer(IssuerArgs),
     Request(signing::Request),
     Sign(signing::Sign),
     Renew(Renew),
@@ -83,6 +84,29 @@ pub(crate) struct Issue {
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
     /// Replace an existing file, also if that changes the UUID of its holder
+    #[arg(long)]
+    force: bool,
+}
+
+/// Make the issuer of a scheduler that lets nodes join: DIR/NAME.pem
+///
+/// The file is for `ssntp scheduler --issuer`. With it the scheduler gives nodes the roles
+/// that it lists, and no other. Each of several schedulers has an issuer of its own.
+#[derive(Debug, clap::Args)]
+pub(crate) struct IssuerArgs {
+    /// The authority's directory; the issuer is written there
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// The roles that it may give: agent, netagent or cnciagent, joined with commas
+    #[arg(long = "role", value_name = "ROLE[,ROLE…]", default_value = "agent,netagent")]
+    roles: Role,
+    /// The name of the issuer and of the file
+    #[arg(long, default_value = "issuer")]
+    name: String,
+    /// Lifetime in days; an issuer ends with its authority at the latest
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
+    days: u32,
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
 }
@@ -222,6 +246,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args {
         Args::Ca(ca) => make(ca),
         Args::Issue(request) => issue(request),
+        Args::Issuer(args) => issuer(&args),
         Args::Request(request) => signing::request(request),
         Args::Sign(request) => signing::sign(request),
         Args::Renew(args) => renew(&args),
@@ -286,6 +311,20 @@ fn issue(args: Issue) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+fn issuer(args: &IssuerArgs) -> Result<(), Failure> {
+    let path = args.dir.join(file_name(&args.name)?);
+    if path.exists() && !args.force {
+        return Err(Failure::at(&path, "exists already; --force replaces the issuer"));
+    }
+    let issuer = authority(&args.dir)?.issuer(&args.name, args.roles, args.days)?;
+    issuer.save(&path)?;
+    print_line(made(
+        &path,
+        &format!("an issuer for {}", args.roles),
+        issuer.info(),
+    ))
 }
 
 /// The certificate that a new one is about to replace; `None` if there is none.

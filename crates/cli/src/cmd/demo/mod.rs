@@ -172,6 +172,10 @@ impl Demo {
             if let Some((_, node)) = output.trim_end().split_once("runs on node ") {
                 self.values.entry("{node}".into()).or_insert_with(|| short(node));
             }
+            // It is for the node that joins next.
+            if let Some((_, token)) = output.split_once("--join '") {
+                self.set("{token}", token.split('\'').next().unwrap_or_default());
+            }
             if !text.is_empty() {
                 self.say(&format!("{text}\n{output}"))?;
             }
@@ -330,7 +334,11 @@ impl Demo {
     /// The words of a command, with the flags that each command of its kind has.
     fn words(&self, line: &str) -> Vec<String> {
         let line = line.replace("ssntp ctl ", "ssntp ctl --connect {scheduler} --cert ctl.pem ");
-        let line = line.replace(" agent --connect ", &format!(" agent {} --connect ", steps::NODE));
+        let line = line.replace(
+            "ssntp token ",
+            "ssntp token --connect {scheduler} --cert ctl.pem ",
+        );
+        let line = line.replace(" agent --", &format!(" agent {} --", steps::NODE));
         let line = line.replace("--cert ", "--ca ca.pem --cert ");
         let line = match line.strip_prefix("ssntp ") {
             Some(rest) => format!("{{program}} {rest}"),

@@ -68,13 +68,15 @@ pub(super) const RELEASE: &str = "ssntp ctl release-ip web 198.51.100.20 --cnci 
 pub(super) const BEGIN: &[Step] = &[
     ("", "ssntp cert ca --dir .", DONE, None),
     ("", "ssntp cert issue --dir . --role scheduler --bound", DONE, None),
+    ("", "ssntp cert issuer --dir .", DONE, None),
     ("", "ssntp cert issue --dir . --role controller --bound", DONE, None),
     ("", "ssntp cert issue --dir . --role controller --bound --name ctl", DONE, None),
     ("", "ssntp cert issue --dir . --role controller --bound --name daemon", DONE, None),
     ("", "ssntp cert issue --dir . --role controller --bound --name events", DONE, None),
     ("", "ssntp cert issue --dir . --role cnciagent --uuid {cnci} --name cnci", DONE, None),
     ("a scheduler listens at {scheduler} (process {scheduler-pid})",
-        "ssntp scheduler --listen 127.0.0.1:0 unix:scheduler.sock --cert scheduler.pem --config cluster.yaml",
+        "ssntp scheduler --listen 127.0.0.1:0 unix:scheduler.sock --cert scheduler.pem --config cluster.yaml \
+         --issuer issuer.pem --state state",
         Starts("scheduler", "listening at "), None),
     ("a controller shows the cluster at {controller} (process {controller-pid})",
         "ssntp controller --connect {scheduler} --cert daemon.pem --store controller --http 127.0.0.1:0",
@@ -85,16 +87,16 @@ pub(super) const BEGIN: &[Step] = &[
 /// An agent.
 #[rustfmt::skip]
 pub(super) const AGENT: &[Step] = &[
-    ("", "ssntp cert issue --dir . --role agent --bound --name agent-{n}", DONE, None),
-    ("", "ssntp agent --connect {scheduler} --cert agent-{n}.pem --state agent-{n}",
+    ("", "ssntp token add --role agent", Repeated, None),
+    ("", "ssntp agent --connect {scheduler} --join {token} --state agent-{n}",
         Starts("agent-{n}", "agent "), None),
 ];
 
 #[rustfmt::skip]
 pub(super) const NETWORK_AGENT: &[Step] = &[
-    ("", "ssntp cert issue --dir . --role netagent --bound --name network-agent", DONE, None),
-    ("{agents} agents and a network agent are READY (processes {agent-pids}, {network-agent-pid})",
-        "ssntp agent --connect {scheduler} --cert network-agent.pem --state network-agent",
+    ("", "ssntp token add --role netagent", DONE, None),
+    ("{agents} agents and a network agent have joined with tokens (processes {agent-pids}, {network-agent-pid})",
+        "ssntp agent --role netagent --join {token} --state network-agent",
         Starts("network-agent", "agent "), Some(("ssntp ctl --json nodes --state READY", "\"uuid\"", "{nodes}"))),
 ];
 
@@ -178,15 +180,16 @@ pub(super) const ETCD: &[Step] = &[
 #[rustfmt::skip]
 pub(super) const SCHEDULER: &[Step] = &[
     ("", "ssntp cert issue --dir . --role scheduler --bound --name scheduler-{n}", DONE, None),
+    ("", "ssntp cert issuer --dir . --name issuer-{n}", DONE, None),
     ("scheduler-{n} listens at {scheduler-{n}} (process {scheduler-{n}-pid})",
         "ssntp scheduler --listen 127.0.0.1:0 --cert scheduler-{n}.pem --config cluster-{n}.yaml --join etcd://{etcd} \
-         --cluster demo", Starts("scheduler-{n}", "listening at "), None),
+         --cluster demo --issuer issuer-{n}.pem", Starts("scheduler-{n}", "listening at "), None),
 ];
 
 // A START that is on its way to a leader that dies is lost; with the same UUID, the repeated one starts nothing twice.
 #[rustfmt::skip]
 pub(super) const SEVERAL: &[Step] = &[
-    ("{agents} agents are READY, connected to different schedulers", READY, Repeated, Some((READY, "READY", "{agents}"))),
+    ("{agents} agents have joined with tokens, and are connected to different schedulers", READY, Repeated, Some((READY, "READY", "{agents}"))),
     ("workload before runs", "ssntp ctl --timeout 10 start --uuid {before} --name before --mem 8 --persistent -- sleep 1000",
         Repeated, None),
 ];

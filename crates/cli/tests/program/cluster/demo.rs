@@ -48,7 +48,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
     for step in [
         "a scheduler listens at 127.0.0.1:",
         "a controller shows the cluster at http://127.0.0.1:",
-        "3 agents and a network agent are READY",
+        "3 agents and a network agent have joined with tokens",
         "the cluster has a configuration",
         "workload web runs",
         "instance ",
@@ -185,7 +185,7 @@ fn the_demo_of_several_schedulers_loses_the_leader_and_goes_on() {
     for line in [
         "an etcd answers at 127.0.0.1:",
         "scheduler-3 listens at 127.0.0.1:",
-        "2 agents are READY",
+        "2 agents have joined with tokens",
         "workload before runs",
         "was killed with SIGKILL",
         "workload after runs",
@@ -243,7 +243,7 @@ fn caretaker(place: &TempDir) -> Pid {
 fn a_signal_at_any_time_leaves_nothing_behind() {
     for (step, signal) in [
         ("a scheduler listens", Signal::TERM),
-        ("are READY", Signal::INT),
+        ("have joined with tokens", Signal::INT),
         ("workload batch runs", Signal::HUP),
         ("was evacuated", Signal::TERM),
     ] {
@@ -314,7 +314,7 @@ fn a_demo_fails_if_its_output_is_closed_before_its_last_step() {
 fn a_demo_whose_agent_dies_fails_with_the_reason_and_leaves_nothing_behind() {
     let place = tempfile::tempdir().unwrap();
     let mut demo = demo(&place, &["--hold"]);
-    let ready = demo.line_with("are READY (processes ");
+    let ready = demo.line_with("have joined with tokens (processes ");
     let pid = ready
         .split("(processes ")
         .nth(1)
