@@ -151,22 +151,18 @@ fn routed(payload: usize, batches: u32) -> (f64, f64) {
     let frames = (16 * 1024 / frame.len()).max(1);
     let batch = Outgoing::whole(frame.repeat(frames).into(), u32::try_from(frames).unwrap());
     let length = batch.len();
+    // The controller has one batch before the agent sends the next one, so each read of the server brings
+    // one record, however busy the machine is.
     let mut send_and_receive = |batches: u32| {
-        let mut expected = length * batches as usize;
-        std::thread::scope(|scope| {
-            let (agent, batch) = (&mut agent, &batch);
-            scope.spawn(move || {
-                MINE.set(true);
-                for _ in 0..batches {
-                    agent.transmit.transmit(std::slice::from_ref(batch)).unwrap();
-                }
-            });
+        for _ in 0..batches {
+            agent.transmit.transmit(std::slice::from_ref(&batch)).unwrap();
+            let mut expected = length;
             while expected > 0 {
                 assert!(!controller.receive.receive(&mut controller.inbox).unwrap().end);
                 expected -= controller.inbox.bytes_mut().len();
                 controller.inbox.bytes_mut().clear();
             }
-        });
+        }
     };
     // After this, all lasting allocations are made.
     send_and_receive(batches / 4);
@@ -179,17 +175,17 @@ fn routed(payload: usize, batches: u32) -> (f64, f64) {
 }
 
 /// Two allocations for each TLS record are rustls's: the sealed and the opened record. Ours are for
-/// each read, which brings one or several records: the shared buffer of its frames with its count, and
-/// the list of runs. On a busy machine a read may bring a part of a record, which costs a further list.
-const FOR_EACH_RECORD: f64 = 8.0;
+/// each read, which brings one record here: the shared buffer of its frames with its count, and the list
+/// of runs.
+const FOR_EACH_READ: f64 = 6.0;
 
 #[test]
-fn a_server_asks_for_memory_by_the_record_not_by_the_frame() {
+fn a_server_asks_for_memory_by_the_read_not_by_the_frame() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     for payload in [0, 256, 4096] {
         let (each, batch) = routed(payload, 2_000);
         println!("{payload} B: {each:.4} for each frame, {batch:.2} for each batch of 16 KiB");
-        assert!(batch < FOR_EACH_RECORD, "{payload} B: {batch:.2} for each batch");
+        assert!(batch < FOR_EACH_READ, "{payload} B: {batch:.2} for each batch");
         if payload == 0 {
             assert!(each < 0.01, "{each:.4} for each frame");
         }
@@ -295,5 +291,5 @@ fn a_document_takes_a_limited_multiple_of_its_length_while_it_is_read() {
     let document = longest("node_uuid: n\ninstances:\n", |_| "- {}\n".to_owned());
     let times = multiple(&document, |document| drop(Stats::decode(document).unwrap()));
     println!("empty instances: {times:.1}");
-    assert!(times < 150.0, "empty instances: {times:.1}");
+    assert!(times < 100.0, "empty instances: {times:.1}");
 }

@@ -1,9 +1,11 @@
 //! STATS: the resources that a node and its instances use (COMMAND 0x3).
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use crate::HealthState;
 use crate::workload::is_default;
+use serde::{Deserialize, Deserializer};
 use ssntp::names;
 use ssntp::payload::Id;
 use ssntp::schema;
@@ -85,6 +87,11 @@ fn is_unknown(number: &i64) -> bool {
     *number == -1
 }
 
+fn unless_default<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<InstanceHealth>>, D::Error> {
+    let health = InstanceHealth::deserialize(from)?;
+    Ok((!is_default(&health)).then(|| Box::new(health)))
+}
+
 schema! {
     /// One address of a node, in STATS and READY.
     NodeNetwork {
@@ -164,17 +171,33 @@ schema! {
         /// again. In one line of at most 200 characters; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
-        /// Its health, by the check of its START; default: empty, unknown. Left out when empty.
-        #[serde(skip_serializing_if = "is_default")]
-        health: HealthState,
+        /// Its health, by the check of its START, in keys of its own beside these; default: none, unknown.
+        // Boxed, because most instances have no check, and a document may have a hundred thousand instances.
+        #[serde(flatten, deserialize_with = "unless_default")]
+        health: Option<Box<InstanceHealth>>,
+    }
+
+    /// The health of an instance in STATS. Its keys stand among those of [`InstanceStats`].
+    InstanceHealth {
+        /// The health; default: empty, unknown. Left out when empty.
+        #[serde(rename = "health", skip_serializing_if = "is_default")]
+        state: HealthState,
         /// The time since which it has that health, in the form of `started`; default: empty. Left out when
         /// empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        health_since: String,
+        #[serde(rename = "health_since", skip_serializing_if = "String::is_empty")]
+        since: String,
         /// The reason why the last check failed, in one line of at most 200 characters; default: empty, it
         /// has passed. Left out when empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        health_detail: String,
+        #[serde(rename = "health_detail", skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
+}
+
+impl fmt::Display for InstanceHealth {
+    /// The health and the reason of the last failure.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let space = if self.detail.is_empty() { "" } else { " " };
+        write!(f, "{}{space}{}", self.state, self.detail)
     }
 }
 

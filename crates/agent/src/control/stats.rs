@@ -3,7 +3,7 @@
 use ssntp::payload::timestamp;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
 use ssntp::proto::Frame;
-use ssntp_payload::{InstanceState, InstanceStats, Stats};
+use ssntp_payload::{InstanceHealth, InstanceState, InstanceStats, Stats};
 use uuid::Uuid;
 
 use super::instance::{Ending, Instance, Life, Next};
@@ -16,13 +16,17 @@ pub(super) fn readable(mut stats: Stats) -> Frame {
         |instance| {
             instance.labels.clear();
             instance.detail.clear();
-            instance.health_detail.clear();
+            if let Some(health) = &mut instance.health {
+                health.detail.clear();
+            }
         },
         |instance| {
             instance.name.clear();
             instance.started.clear();
             instance.ended.clear();
-            instance.health_since.clear();
+            if let Some(health) = &mut instance.health {
+                health.since.clear();
+            }
         },
     ];
     for shorten in shortened {
@@ -68,9 +72,13 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         exit_signal: if is_over { record.exit_signal.into() } else { 0 },
         out_of_memory: is_over && record.out_of_memory,
         detail: if run { record.detail.clone() } else { String::new() },
-        health: health.map(|health| health.state.clone()).unwrap_or_default(),
-        health_since: health.map_or_else(String::new, |health| time(millis(health.since))),
-        health_detail: health.map(|health| health.why.clone()).unwrap_or_default(),
+        health: health.map(|health| {
+            Box::new(InstanceHealth {
+                state: health.state.clone(),
+                since: time(millis(health.since)),
+                detail: health.why.clone(),
+            })
+        }),
         ..InstanceStats::default()
     }
 }

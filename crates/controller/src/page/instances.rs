@@ -261,11 +261,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         .fact("In detail", &text(|stats| stats.detail.clone()))
         .fact(
             "Health",
-            &text(|stats| {
-                format!("{} {}", stats.health, stats.health_detail)
-                    .trim()
-                    .to_owned()
-            }),
+            &text(|stats| stats.health.as_ref().map(ToString::to_string).unwrap_or_default()),
         )
         .fact("Workload", &workload)
         .fact("Node", &node)

@@ -567,8 +567,8 @@ fn the_health_of_the_present_run_is_told_at_once_and_that_of_another_never() {
     // The first news of a run may come before the outcome of its launch.
     stage.feed(told(pid, HealthState::Starting, ""));
     let health = |stage: &mut Stage| {
-        let told = stage.stats().instances.remove(0);
-        (told.health, told.health_since, told.health_detail)
+        let told = stage.stats().instances.remove(0).health.unwrap_or_default();
+        (told.state, told.since, told.detail)
     };
     assert_eq!(health(&mut stage).0, HealthState::Unset, "it does not run");
     stage.launched(ONE);

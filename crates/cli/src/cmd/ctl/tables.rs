@@ -62,7 +62,7 @@ pub(super) const INSTANCE: Columns<View, Instance> = &[
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
     ("disk", |_, instance| with_unit(instance.stats.disk_usage_mb, " MB")),
     ("ssh", |_, instance| ssh(instance)),
-    ("health", |_, instance| format!("{} {}", instance.stats.health, instance.stats.health_detail).trim().to_owned()),
+    ("health", |_, instance| instance.stats.health.as_ref().map(ToString::to_string).unwrap_or_default()),
     ("volumes", |_, instance| joined(instance.stats.volumes.iter().map(|volume| volume.as_str()))),
 ];
 
