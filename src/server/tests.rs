@@ -59,11 +59,12 @@ impl Rig {
         let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
         let config = configure(config);
         let environment = Environment::new(&config).unwrap();
+        let most = config.max_sessions.unwrap_or(8);
         let (open, stopping) = bounded(0);
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         let mut rig = Self {
-            core: ServerCore::new(config, environment, 8, Box::new(handler), open, now).unwrap(),
+            core: ServerCore::new(config, environment, most, Box::new(handler), open, now).unwrap(),
             now,
             wall: UNIX_EPOCH,
             expires: None,

@@ -61,7 +61,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use crossbeam_channel::{Receiver, Sender};
 use uuid::Uuid;
 
@@ -401,20 +401,21 @@ impl Links {
         rows.sort_unstable_by_key(|row| row.number);
         let sequence = self.sequence;
         // A server without sessions sends one empty part, because the last part completes the snapshot.
-        let mut parts = rows.chunks(ROWS).peekable();
-        loop {
+        let (mut parts, mut all, mut frames, mut is_last) = (rows.chunks(ROWS), BytesMut::new(), 0, false);
+        while !is_last {
             let rows = parts.next().unwrap_or_default().to_vec();
-            let is_last = parts.peek().is_none();
-            let snapshot = LinkFrame::Snapshot {
+            is_last = parts.len() == 0;
+            let part = LinkFrame::Snapshot {
                 sequence,
                 is_last,
                 rows,
             };
-            send(id, &snapshot, out);
-            if is_last {
-                return Some(&link.server);
-            }
+            all.extend_from_slice(&part.encode());
+            frames += 1;
         }
+        // One item, because one may always wait: several would end the link while memory is short.
+        out.send_own(id, Outgoing::whole(all.freeze(), frames));
+        Some(&link.server)
     }
 
     /// Ends a link: after its queue and an END with the reason, or at once with `abort`, for a peer that is

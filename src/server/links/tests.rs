@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ssntp_pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::dispatch::{Action, Core};
-use ssntp_transport::{Limits, Outbox, PeerAddress};
+use ssntp_transport::flow::{Credit, Delivery, Flow};
+use ssntp_transport::{Budget, Limits, Outbox, PeerAddress};
 
 use super::*;
 use crate::Role;
@@ -188,4 +189,29 @@ fn of_two_links_that_stays_which_the_server_with_the_smaller_uuid_has_dialled() 
             Err(refusal) => assert_eq!(refusal, Refusal::Busy(DUPLICATE)),
         }
     }
+}
+
+#[test]
+fn a_snapshot_of_many_sessions_ends_no_link_while_memory_is_short() {
+    let mut rig = Rig::new((), |config| config.max_sessions(5 * ROWS));
+    for _ in 0..4 * ROWS + 1 {
+        rig.connect(Role::AGENT);
+    }
+    let mut actions = Vec::new();
+    let link = ask(&mut rig, (9_000, true), LAST, 1, &mut actions).unwrap();
+    rig.core.admitted(link, true, rig.now, &mut actions);
+    let (limits, budget) = (Limits::default(), Budget::new(1 << 20));
+    budget.take(1 << 20);
+    let outbox = Outbox::within(limits, budget.clone());
+    let mut flow = Flow::<()>::new(SECOND);
+    flow.insert(link, None, outbox, limits, Arc::new(Credit::new(budget)), rig.now);
+    let mut frames = 0;
+    for action in actions {
+        let Action::Send { origin, to, item } = action else {
+            panic!("{action:?}")
+        };
+        frames += item.load().frames;
+        assert_eq!(flow.deliver(origin, to, item, false, rig.now), Delivery::Taken);
+    }
+    assert_eq!(frames, 5);
 }
