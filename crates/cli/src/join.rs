@@ -12,10 +12,10 @@ use clap::{Arg, Command};
 use ssntp::pki::{Identity, ServerCheck, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
-use ssntp_engine::{Endpoints, Etcd, EtcdConfig, Join, Member, Membership, User, View};
+use ssntp_engine::{Endpoints, Etcd, EtcdConfig, EtcdCredentials, Join, Member, Membership, User, View};
 use ssntp_scheduler::Peers;
-use ssntp_transport::tls::Connector;
 
+use crate::credentials::{FilesRead, Lifetime};
 use crate::failure::Failure;
 use crate::input;
 use crate::settings::Problems;
@@ -77,25 +77,31 @@ impl JoinArgs {
         self.join.is_some()
     }
 
-    /// The etcd of `--join`; `None` without it. Does not connect.
-    pub(crate) fn engine(&self) -> Result<Option<Etcd>, Failure> {
-        let Some(endpoints) = self.join.clone() else {
-            return Ok(None);
-        };
+    /// The etcd of `--join`, which has these credentials; `None` without it. Does not connect.
+    pub(crate) fn engine(&self, credentials: EtcdCredentials) -> Option<Etcd> {
         let cluster = self.cluster.as_deref().unwrap_or("default");
-        Ok(Some(Etcd::new(EtcdConfig {
-            endpoints,
-            tls: self.tls()?,
-            user: self.user()?,
+        Some(Etcd::new(EtcdConfig {
+            endpoints: self.join.clone()?,
+            credentials,
             cluster: cluster.to_owned(),
-        })))
+        }))
     }
 
-    fn tls(&self) -> Result<Option<Connector>, Failure> {
-        let Some(ca) = &self.join_ca else { return Ok(None) };
-        let trust = Trust::load(ca)?;
-        let tls = ServerCheck::Name(&trust).connector(self.identity()?.as_ref());
-        tls.map(Some).map_err(Failure::new)
+    /// Reads the files of these flags, and notes their state to watch them.
+    pub(crate) fn read(&self) -> Result<(EtcdCredentials, FilesRead), Failure> {
+        let (trust, read) = FilesRead::authority(self.join_ca.as_deref())?;
+        let others = [&self.join_cert, &self.join_key, &self.join_user_file];
+        let mut read = others.into_iter().cloned().fold(read, FilesRead::and);
+        let identity = self.identity()?;
+        if let (Some(identity), Some(cert)) = (&identity, &self.join_cert) {
+            read.lifetimes.push(Lifetime::of_identity(identity, cert));
+        }
+        let connector = |trust: &Trust| ServerCheck::Name(trust).connector(identity.as_ref());
+        let credentials = EtcdCredentials {
+            tls: trust.as_ref().map(connector).transpose().map_err(Failure::new)?,
+            user: self.user()?,
+        };
+        Ok((credentials, read))
     }
 
     fn identity(&self) -> Result<Option<Identity>, Failure> {
@@ -171,5 +177,18 @@ pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> R
             "--advertise is needed: --listen names no address at which other servers reach this one",
         )),
         _ => Ok(reachable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watching::each_file_is_watched;
+
+    #[test]
+    fn each_file_of_credentials_for_the_etcd_is_watched_and_its_end_is_known() {
+        each_file_is_watched(&["--join", "etcd://etcd"], |args: &JoinArgs| {
+            args.read().unwrap().1
+        });
     }
 }

@@ -12,6 +12,7 @@
 //! | `join` | the flags of a daemon that joins others through an etcd |
 //! | `screens` | the first screens of help |
 //! | `receipt` | the answer to a sender: how many sessions received a frame |
+//! | `watching` | for tests: which files of credentials are watched |
 
 mod admin;
 mod allocator;
@@ -22,6 +23,8 @@ mod daemon;
 mod join;
 mod receipt;
 mod screens;
+#[cfg(test)]
+mod watching;
 
 use std::process::ExitCode;
 

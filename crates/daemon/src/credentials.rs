@@ -124,6 +124,41 @@ pub struct FilesRead {
     pub credentials: Option<(Identity, Trust)>,
 }
 
+impl FilesRead {
+    /// Reads the file of an authority, if a flag names one.
+    pub fn authority(ca: Option<&Path>) -> Result<(Option<Trust>, Self), Failure> {
+        let watched = Watched::default().and(ca.map(Path::to_owned));
+        let mut lifetimes = Vec::new();
+        let load = |ca: &Path| {
+            let trust = Trust::load(ca)?;
+            lifetimes.extend(Lifetime::of_authorities(&trust, ca));
+            Ok::<_, Failure>(trust)
+        };
+        let trust = ca.map(load).transpose()?;
+        let read = Self {
+            watched,
+            lifetimes,
+            credentials: None,
+        };
+        Ok((trust, read))
+    }
+
+    /// Adds one more file to be watched, if there is one.
+    #[must_use]
+    pub fn and(mut self, path: Option<PathBuf>) -> Self {
+        self.watched = self.watched.and(path);
+        self
+    }
+
+    /// Adds the files of other flags. The credentials stay.
+    #[must_use]
+    pub fn with(mut self, others: Self) -> Self {
+        self.watched = self.watched.with(others.watched);
+        self.lifetimes.extend(others.lifetimes);
+        self
+    }
+}
+
 impl CrlArgs {
     /// Reads the authorities and the lists.
     pub fn trust(&self, ca: &Path) -> Result<Trust, Failure> {
@@ -157,13 +192,6 @@ impl CrlArgs {
 
     /// The lifetimes of the authorities and the lists.
     pub fn lifetimes(&self, trust: &Trust, ca: &Path) -> Vec<Lifetime> {
-        let authorities = trust.authorities().iter().map(|authority| Lifetime {
-            what: AUTHORITY,
-            of: authority.subject.clone(),
-            file: ca.display().to_string(),
-            since: authority.not_before,
-            end: authority.not_after,
-        });
         let lists = trust.revocation_lists().iter().filter_map(|list| {
             Some(Lifetime {
                 what: REVOCATION_LIST,
@@ -174,7 +202,7 @@ impl CrlArgs {
                 end: list.next_update?,
             })
         });
-        authorities.chain(lists).collect()
+        Lifetime::of_authorities(trust, ca).chain(lists).collect()
     }
 }
 
@@ -214,6 +242,17 @@ impl Lifetime {
             since: info.not_before,
             end: info.not_after,
         }
+    }
+
+    /// The lifetimes of the authorities in a file.
+    pub fn of_authorities(trust: &Trust, file: &Path) -> impl Iterator<Item = Self> {
+        trust.authorities().iter().map(|authority| Self {
+            what: AUTHORITY,
+            of: authority.subject.clone(),
+            file: file.display().to_string(),
+            since: authority.not_before,
+            end: authority.not_after,
+        })
     }
 
     /// The days until the end; negative after it.

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use ssntp_engine::{
-    Answer, Engine, EngineError, Etcd, EtcdConfig, Join, Kept, Lease, Member, Membership, Request, User,
-    View, When,
+    Answer, Engine, EngineError, Etcd, EtcdConfig, EtcdCredentials, EtcdRenewal, Join, Kept, Lease, Member,
+    Membership, Request, User, View, When,
 };
 use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role, ServerCheck, Trust};
 use ssntp_test_support::etcd::EtcdProcess;
@@ -33,9 +33,19 @@ fn client(join: &str) -> Etcd {
 fn config(join: &str) -> EtcdConfig {
     EtcdConfig {
         endpoints: join.parse().unwrap(),
-        tls: None,
-        user: None,
+        credentials: EtcdCredentials::default(),
         cluster: "test".to_owned(),
+    }
+}
+
+fn user(name: &str, password: &str) -> EtcdCredentials {
+    let user = User {
+        name: name.to_owned(),
+        password: password.to_owned(),
+    };
+    EtcdCredentials {
+        tls: None,
+        user: Some(user),
     }
 }
 
@@ -136,12 +146,8 @@ fn leases_conditions_and_revisions_are_those_of_etcd() {
 fn a_wrong_password_is_named_and_a_right_one_works_before_and_after_authentication_is_on() {
     let Some(etcd) = EtcdProcess::start(1) else { return };
     let with = |name: &str, password: &str| {
-        let user = User {
-            name: name.to_owned(),
-            password: password.to_owned(),
-        };
         Etcd::new(EtcdConfig {
-            user: Some(user),
+            credentials: user(name, password),
             ..config(&etcd.join())
         })
     };
@@ -202,7 +208,10 @@ fn an_etcd_with_certificates_is_reached_over_tls() {
     };
     let with = |trust: &Trust, identity: Option<&Identity>| {
         Etcd::new(EtcdConfig {
-            tls: Some(ServerCheck::Name(trust).connector(identity).unwrap()),
+            credentials: EtcdCredentials {
+                tls: Some(ServerCheck::Name(trust).connector(identity).unwrap()),
+                user: None,
+            },
             ..config(&etcd.join())
         })
     };
@@ -335,10 +344,7 @@ fn each_endpoint_is_tried_once_if_the_others_have_no_majority() {
 fn a_token_that_etcd_refuses_is_replaced_once() {
     let (at, peer) = peer(&[&[TOKEN, ALIVE, OLD_TOKEN, TOKEN, ALIVE, OLD_TOKEN, TOKEN, OLD_TOKEN]]);
     let mut engine = Etcd::new(EtcdConfig {
-        user: Some(User {
-            name: "n".to_owned(),
-            password: "p".to_owned(),
-        }),
+        credentials: user("n", "p"),
         ..config(&format!("etcd://{at}"))
     });
     for _ in 0..2 {
@@ -468,7 +474,7 @@ fn a_full_etcd_keeps_leases_alive_and_refuses_new_members() {
 }
 
 /// Joins the cluster "test" as the process with this number, and returns its views.
-fn enter(config: EtcdConfig, number: u128) -> Result<(Membership, Receiver<View>), EngineError> {
+fn enter(config: EtcdConfig, number: u128) -> Result<(Membership, EtcdRenewal, Receiver<View>), EngineError> {
     let (views, received_views) = unbounded();
     let tell = move |view: &View| drop(views.send(view.clone()));
     let member = Member {
@@ -479,14 +485,14 @@ fn enter(config: EtcdConfig, number: u128) -> Result<(Membership, Receiver<View>
         token: 0,
     };
     let join = Join { member, leads: true };
-    Ok((
-        Membership::start(Box::new(Etcd::new(config)), join, tell)?,
-        received_views,
-    ))
+    let etcd = Etcd::new(config);
+    let renewal = etcd.renewal();
+    let membership = Membership::start(Box::new(etcd), join, tell)?;
+    Ok((membership, renewal, received_views))
 }
 
 /// The same with an etcd that may answer late.
-fn join(config: &EtcdConfig, number: u128) -> (Membership, Receiver<View>) {
+fn join(config: &EtcdConfig, number: u128) -> (Membership, EtcdRenewal, Receiver<View>) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         match enter(config.clone(), number) {
@@ -518,7 +524,7 @@ fn the_engine_survives_the_loss_of_one_member_of_three_and_is_away_without_two()
     let Some(mut etcd) = EtcdProcess::start(3) else {
         return;
     };
-    let (_membership, views) = join(&config(&etcd.join()), 1);
+    let (_membership, _, views) = join(&config(&etcd.join()), 1);
     wait(&views, leads);
     // The killed member may be the leader of etcd. Then another member leads.
     etcd.kill(0);
@@ -536,7 +542,7 @@ fn an_etcd_is_away_if_it_is_slower_than_the_time_limit() {
     let Some(etcd) = EtcdProcess::start(1) else { return };
     let proxy = Proxy::start();
     proxy.lead_to(etcd.join().strip_prefix("etcd://").unwrap());
-    let (_membership, views) = join(&config(&format!("etcd://{}", proxy.address())), 1);
+    let (_membership, _, views) = join(&config(&format!("etcd://{}", proxy.address())), 1);
     wait(&views, leads);
     // Each second has a read and a keep-alive.
     proxy.delay(Duration::from_millis(150));
@@ -555,58 +561,93 @@ fn an_etcd_is_away_if_it_is_slower_than_the_time_limit() {
     wait(&views, leads);
 }
 
-#[test]
-fn a_password_that_is_changed_makes_the_engine_away_until_it_is_right_again() {
-    let Some(etcd) = EtcdProcess::start(1) else { return };
-    let set = |path: &str, body: &str| {
-        let answer = etcd.post(0, path, body);
-        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
-    };
-    for (path, body) in [
-        ("/v3/auth/user/add", r#"{"name":"root","password":"admin"}"#),
-        ("/v3/auth/role/add", r#"{"name":"root"}"#),
-        ("/v3/auth/user/grant", r#"{"user":"root","role":"root"}"#),
-        ("/v3/auth/user/add", r#"{"name":"ssntp","password":"right"}"#),
-        ("/v3/auth/user/grant", r#"{"user":"ssntp","role":"root"}"#),
-        ("/v3/auth/enable", "{}"),
-    ] {
-        set(path, body);
+/// An etcd with the users `root` and `ssntp` that asks for their passwords.
+struct Locked {
+    etcd: EtcdProcess,
+}
+
+impl Locked {
+    /// `None` if etcd is not installed.
+    fn start(further: &[String]) -> Option<Self> {
+        let etcd = EtcdProcess::with(1, "http", further)?;
+        for (path, body) in [
+            ("/v3/auth/user/add", r#"{"name":"root","password":"admin"}"#),
+            ("/v3/auth/role/add", r#"{"name":"root"}"#),
+            ("/v3/auth/user/grant", r#"{"user":"root","role":"root"}"#),
+            ("/v3/auth/user/add", r#"{"name":"ssntp","password":"right"}"#),
+            ("/v3/auth/user/grant", r#"{"user":"ssntp","role":"root"}"#),
+            ("/v3/auth/enable", "{}"),
+        ] {
+            let answer = etcd.post(0, path, body);
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        }
+        Some(Self { etcd })
     }
-    let user = |name: &str, password: &str| EtcdConfig {
-        user: Some(User {
-            name: name.to_owned(),
-            password: password.to_owned(),
-        }),
-        ..config(&etcd.join())
-    };
-    let wrong = ask(&mut Etcd::new(user("ssntp", "wrong")), &Request::Read).unwrap_err();
-    assert!(matches!(wrong, EngineError::Credentials(_)), "{wrong:?}");
-    let (_membership, views) = join(&user("ssntp", "right"), 1);
-    wait(&views, leads);
-    let token = etcd.post(
-        0,
-        "/v3/auth/authenticate",
-        r#"{"name":"root","password":"admin"}"#,
-    );
-    let token = token
-        .split(r#""token":""#)
-        .nth(1)
-        .unwrap()
-        .split('"')
-        .next()
-        .unwrap()
-        .to_owned();
-    let change = |password: &str| {
+
+    /// Changes users or roles as the user `root`.
+    fn change(&self, path: &str, body: &str) {
+        let root = r#"{"name":"root","password":"admin"}"#;
+        let given = self.etcd.post(0, "/v3/auth/authenticate", root);
+        let token = given.split(r#""token":""#).nth(1).unwrap();
+        let token = token.split('"').next().unwrap();
+        let answer = self.etcd.post_as(0, path, body, token);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+
+    fn set_password(&self, password: &str) {
         let body = format!(r#"{{"name":"ssntp","password":"{password}"}}"#);
-        let answer = etcd.post_as(0, "/v3/auth/user/changepw", &body, &token);
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    };
-    change("other");
-    wait(&views, |view| {
-        matches!(view.away, Some((_, EngineError::Credentials(_)))) && !leads(view)
-    });
-    change("right");
+        self.change("/v3/auth/user/changepw", &body);
+    }
+
+    fn config(&self, password: &str) -> EtcdConfig {
+        EtcdConfig {
+            credentials: user("ssntp", password),
+            ..config(&self.etcd.join())
+        }
+    }
+}
+
+#[test]
+fn a_password_that_is_changed_makes_the_engine_away_until_it_is_right_again_or_renewed() {
+    let Some(locked) = Locked::start(&[]) else { return };
+    let wrong = ask(&mut Etcd::new(locked.config("wrong")), &Request::Read).unwrap_err();
+    assert!(matches!(wrong, EngineError::Credentials(_)), "{wrong:?}");
+    let (_membership, renewal, views) = join(&locked.config("right"), 1);
     wait(&views, leads);
+    let is_refused = |view: &View| {
+        let is_refused = matches!(view.away, Some((_, EngineError::Credentials(_))));
+        is_refused && !leads(view)
+    };
+    locked.set_password("other");
+    wait(&views, is_refused);
+    locked.set_password("right");
+    wait(&views, leads);
+    locked.set_password("new");
+    wait(&views, is_refused);
+    renewal.renew(user("ssntp", "new"));
+    wait(&views, leads);
+}
+
+#[test]
+fn a_token_that_a_change_of_users_or_roles_has_ended_is_replaced_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "a key that only this etcd has").unwrap();
+    // Tokens of this kind name the revision of users and roles.
+    let tokens = format!(
+        "--auth-token=jwt,sign-method=HS256,ttl=10m,priv-key={}",
+        key.display()
+    );
+    let Some(locked) = Locked::start(&[tokens]) else {
+        return;
+    };
+    let mut engine = Etcd::new(locked.config("right"));
+    for role in ["one", "two"] {
+        read(&mut engine);
+        locked.change("/v3/auth/role/add", &format!(r#"{{"name":"{role}"}}"#));
+        let written = ask(&mut engine, &put("documents/d", role, None, When::Always));
+        assert!(matches!(written, Ok(Answer::Put(_))), "{written:?}");
+    }
 }
 
 #[test]
@@ -626,7 +667,7 @@ fn unknown_fields_of_a_later_version_are_ignored() {
     )
     .unwrap();
     ask(&mut engine, &put("zones/north", "{}", None, When::Always)).unwrap();
-    let (_membership, views) = join(&config(&etcd.join()), 1);
+    let (_membership, _, views) = join(&config(&etcd.join()), 1);
     wait(&views, |view| {
         let other = view
             .members

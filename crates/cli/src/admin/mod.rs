@@ -35,12 +35,11 @@ pub(crate) use self::cluster::{of_client, of_cnci, of_scheduler};
 use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
 use crate::clock::now;
-use crate::credentials::Lifetime;
+use crate::credentials::{FilesRead, Lifetime};
 use crate::daemon::{self, StartPages};
 use crate::failure::Failure;
 use crate::output::print_either;
 use crate::settings::Problems;
-use crate::watched::Watched;
 
 /// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug, clap::Args)]
@@ -164,8 +163,8 @@ impl daemon::Pages for Pages {
         let _ = print_either(as_json, json!({ "pages": urls }), text);
     }
 
-    fn watched(&self) -> Watched {
-        Watched::default().and(self.ca.clone())
+    fn files(&self) -> Result<FilesRead, Failure> {
+        FilesRead::authority(self.ca.as_deref()).map(|(_, read)| read)
     }
 
     fn renew(&self, identity: &Identity, trust: &Trust) {

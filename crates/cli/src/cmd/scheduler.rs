@@ -11,6 +11,7 @@ use ssntp::Role;
 use ssntp::pki::{Issuer, Trust};
 use ssntp::server::{Enrolment, Federation, ServerConfig, ServerError};
 use ssntp::transport::Address;
+use ssntp_engine::Etcd;
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{ControllerMode, Enrolments, JoinedScheduler, Scheduler, SchedulerConfig};
 
@@ -32,8 +33,8 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Run the scheduler of a cluster: it chooses nodes for commands, and forwards reports
 ///
 /// Prints one line with its address once it accepts clients. On SIGHUP, and when these
-/// files change, --ca, --cert, --crl and --config-file are read again. Sessions continue,
-/// except those whose certificate is no longer valid.
+/// files change, --ca, --cert, --crl, --config-file and the files of --join are read again.
+/// Sessions continue, except those whose certificate is no longer valid.
 ///
 /// With --join it is one of several schedulers: all accept clients and link with each other,
 /// and one leads. The others forward the frames of their clients to the leader.
@@ -174,7 +175,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let enrolment = enrols.as_ref().map(|(_, enrolment)| enrolment.clone());
     let server = server.given(enrolment, ServerConfig::enrol);
     let scheduler = Scheduler::new(config).map_err(Failure::new)?;
-    let (server, mut membership) = match args.join.engine()? {
+    let (shown, of_engine) = args.join.read()?;
+    let engine = args.join.engine(shown);
+    let renewal = engine.as_ref().map(Etcd::renewal);
+    let (server, mut membership) = match engine {
         Some(engine) => {
             // This call only checks the flags. A port that the system chooses is known once the
             // server listens, so `start_joined` finds the addresses itself.
@@ -201,17 +205,21 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         status: Box::new(move || sessions(&handle)),
         reloaded: &["ca", "cert", "crl", "crl-strict", "key"],
     };
-    let mut files = args.files;
+    let (mut files, join) = (args.files, args.join);
     // The scheduler itself writes the cluster's configuration, so that file is not read again.
     let reload = |args: Option<Args>| {
         let new = args.map_or_else(|| files.clone(), |args| args.files);
+        let (shown, of_engine) = join.read()?;
         let read = new.renew(|identity, trust| {
             server.renew(identity, &refusing(trust)).map(drop)?;
             credentials.replace((identity.clone(), trust.clone()));
             Ok::<_, ServerError>(())
         })?;
+        if let Some(renewal) = &renewal {
+            renewal.renew(shown);
+        }
         files = new;
-        Ok(read)
+        Ok(read.with(of_engine))
     };
     let mut arms = vec![ended(&server)];
     arms.extend(records.as_ref().map(|records| {
@@ -223,7 +231,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             Ok(Next::Continue)
         })
     }));
-    let mut result = daemon.run(presence, read, reload, arms);
+    let mut result = daemon.run(presence, read.with(of_engine), reload, arms);
     // The lease is given back first, so that another scheduler leads while the clients leave.
     membership.take();
     if result.is_ok() {

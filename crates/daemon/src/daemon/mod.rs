@@ -67,7 +67,10 @@ pub trait Pages: fmt::Debug {
     /// Prints the addresses of the pages. If the output is closed, the daemon continues.
     fn announce(&self, as_json: bool);
     /// The files of the pages, to be read again when they change.
-    fn watched(&self) -> Watched;
+    ///
+    /// # Errors
+    /// A file cannot be used.
+    fn files(&self) -> Result<FilesRead, Failure>;
     /// Uses other credentials for later connections.
     fn renew(&self, identity: &Identity, trust: &Trust);
     /// Records a reload, and the reason if it failed.
@@ -286,11 +289,7 @@ impl Daemon {
         mut reload: impl FnMut(Option<A>) -> Result<FilesRead, Failure>,
         mut arms: Arms<'_>,
     ) -> Result<(), Failure> {
-        self.watched = read
-            .watched
-            .and(self.settings.file())
-            .with(self.watched_by_pages());
-        self.expect(read.lifetimes);
+        self.expect(read.with(self.files_of_pages()?).and(self.settings.file()));
         // Clones, because the selection borrows the channels while the loop changes `self`.
         let (hang_ups, checks) = (self.hang_ups.clone(), self.checks.clone());
         let stop = self.stop.channel().clone();
@@ -381,7 +380,7 @@ impl Daemon {
     fn read_again<A: FromArgMatches>(&mut self, reload: &mut Reload<'_, A>) -> Result<(), Failure> {
         // The state of the files is noted before they are read, so that the next check finds a
         // change that happens meanwhile.
-        let others = self.watched_by_pages().and(self.settings.file());
+        let others = self.files_of_pages()?.and(self.settings.file());
         // Every step that may fail comes first, so that a failure leaves the daemon unchanged. The
         // pages and the log change only after the daemon has applied its files.
         let (args, settings) = self.settings.read_again()?.unzip();
@@ -393,8 +392,7 @@ impl Daemon {
             logging::select(settings.value(settings::LOG));
             self.settings.take(settings, self.reloaded);
         }
-        self.watched = read.watched.with(others);
-        self.expect(read.lifetimes);
+        self.expect(read.with(others));
         Ok(())
     }
 
@@ -409,7 +407,10 @@ impl Daemon {
         self.manager.reloaded(failure.as_deref());
     }
 
-    fn expect(&mut self, lifetimes: Vec<Lifetime>) {
+    /// Watches these files from now on, for changes and for the ends of what they hold.
+    fn expect(&mut self, read: FilesRead) {
+        self.watched = read.watched;
+        let lifetimes = read.lifetimes;
         if let Some(pages) = &self.pages {
             pages.lifetimes(lifetimes.clone());
         }
@@ -419,10 +420,10 @@ impl Daemon {
         self.warn();
     }
 
-    fn watched_by_pages(&self) -> Watched {
+    fn files_of_pages(&self) -> Result<FilesRead, Failure> {
         self.pages
             .as_ref()
-            .map_or_else(Watched::default, |pages| pages.watched())
+            .map_or_else(|| Ok(FilesRead::default()), |pages| pages.files())
     }
 
     fn warn(&mut self) {

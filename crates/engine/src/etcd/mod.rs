@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use base64::Engine as _;
@@ -87,15 +88,37 @@ impl fmt::Debug for User {
     }
 }
 
+/// The credentials of a client of etcd.
+#[derive(Clone, Debug, Default)]
+pub struct EtcdCredentials {
+    /// The TLS settings; without them, requests are sent in clear.
+    pub tls: Option<Connector>,
+    /// Name and password, if etcd requires them.
+    pub user: Option<User>,
+}
+
+/// Gives other credentials to an [`Etcd`] that another thread owns. They count from its next request.
+#[derive(Clone, Debug, Default)]
+pub struct EtcdRenewal(Arc<Mutex<Option<EtcdCredentials>>>);
+
+impl EtcdRenewal {
+    /// Replaces the credentials. Does not check them, and does not wait for etcd.
+    pub fn renew(&self, credentials: EtcdCredentials) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(credentials);
+    }
+
+    fn take(&self) -> Option<EtcdCredentials> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// The settings of a client of etcd.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
     /// The addresses of etcd. They are tried in this order.
     pub endpoints: Endpoints,
-    /// The TLS settings; without them, requests are sent in clear.
-    pub tls: Option<Connector>,
-    /// Name and password, if etcd requires them.
-    pub user: Option<User>,
+    /// How it encrypts, and who it is.
+    pub credentials: EtcdCredentials,
     /// The name of the cluster. All of its keys begin with `/ssntp/NAME/`.
     pub cluster: String,
 }
@@ -116,6 +139,7 @@ pub struct Etcd {
     /// The token that etcd gave for name and password. Empty if etcd does not authenticate users;
     /// `None` before the first authentication, and after etcd has refused the token.
     token: Option<String>,
+    renewal: EtcdRenewal,
 }
 
 impl Etcd {
@@ -127,16 +151,26 @@ impl Etcd {
             at: 0,
             connection: None,
             token: None,
+            renewal: EtcdRenewal::default(),
         }
+    }
+
+    /// The handle that renews the credentials of this client.
+    pub fn renewal(&self) -> EtcdRenewal {
+        self.renewal.clone()
     }
 
     /// Sends a request, after authentication if that is needed.
     fn call(&mut self, path: &str, body: &Value) -> Result<Value, EngineError> {
         // One deadline for all requests of the call, including the authentication.
         let deadline = deadline(CALL);
+        if let Some(renewed) = self.renewal.take() {
+            self.config.credentials = renewed;
+            (self.connection, self.token) = (None, None);
+        }
         let mut is_fresh = false;
         loop {
-            if let (Some(user), None) = (&self.config.user, &self.token) {
+            if let (Some(user), None) = (&self.config.credentials.user, &self.token) {
                 let body = json!({ "name": user.name, "password": user.password });
                 match self.post("/v3/auth/authenticate", &body, deadline)? {
                     Ok(given) => {
@@ -161,7 +195,9 @@ impl Etcd {
                 Ok(value) => return Ok(value),
                 // Tokens expire after some minutes, and when the etcd that issued them restarts. A
                 // fresh token is not replaced, so this happens once.
-                Err((code, why)) if is_about_token(code, &why) && self.config.user.is_some() && !is_fresh => {
+                Err((code, why))
+                    if is_about_token(code, &why) && self.config.credentials.user.is_some() && !is_fresh =>
+                {
                     self.token = None;
                 }
                 Err((code, why)) => return Err(self.failure(code, &why)),
@@ -217,7 +253,7 @@ impl Etcd {
             let was_used = kept.as_ref().is_some_and(|connection| connection.is_used());
             let sent = match kept {
                 Some(connection) => Ok(connection),
-                None => Connection::open(address, self.config.tls.as_ref(), LONGEST, share),
+                None => Connection::open(address, self.config.credentials.tls.as_ref(), LONGEST, share),
             };
             let sent = sent.and_then(|mut connection| {
                 connection.send("POST", path, token.as_deref(), &body, share)?;
@@ -244,7 +280,9 @@ impl Etcd {
                 Err(e) if ssntp_transport::is_timeout(&e) => {
                     failures.push(format!("{address} does not answer"))
                 }
-                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof && self.config.tls.is_none() => {
+                Err(e)
+                    if e.kind() == io::ErrorKind::UnexpectedEof && self.config.credentials.tls.is_none() =>
+                {
                     failures.push(format!(
                         "{address} closes the connection without an answer, as one does that wants TLS"
                     ));

@@ -1,6 +1,6 @@
 //! Several servers with the same policy.
 
-use ssntp_engine::{Engine, EngineError, Etcd, EtcdConfig, Request, When};
+use ssntp_engine::{Engine, EngineError, Etcd, EtcdConfig, EtcdCredentials, Request, When};
 use ssntp_opflex::policy_element::PeerState;
 use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
 use ssntp_test_support::etcd::EtcdProcess;
@@ -324,8 +324,7 @@ fn a_real_etcd_keeps_the_policy_of_several_servers() {
         loop {
             let engine = Etcd::new(EtcdConfig {
                 endpoints: etcd.join().parse().unwrap(),
-                tls: None,
-                user: None,
+                credentials: EtcdCredentials::default(),
                 cluster: "opflex".to_owned(),
             });
             // On a busy machine a call may time out.

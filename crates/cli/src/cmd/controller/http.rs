@@ -41,20 +41,27 @@ impl HttpArgs {
         };
         let mut config = ApiConfig::new(address.clone(), store).login(self.http_login);
         if let Some((identity, cluster)) = credentials {
-            config = config.tls(identity, cluster, self.readers()?);
+            config = config.tls(identity, cluster, self.readers()?.0);
         }
         let api = Api::start(config, handle);
         api.map(Some).map_err(|e| Failure::new(format!("--http: {e}")))
     }
 
     /// The authority whose certificates may only read.
-    pub(super) fn readers(&self) -> Result<Option<Trust>, Failure> {
-        Ok(self.http_ca.as_ref().map(Trust::load).transpose()?)
+    pub(super) fn readers(&self) -> Result<(Option<Trust>, FilesRead), Failure> {
+        FilesRead::authority(self.http_ca.as_deref())
     }
+}
 
-    /// The files that were read, and the file of `--http-ca`, all to be watched.
-    pub(super) fn watched(&self, mut read: FilesRead) -> FilesRead {
-        read.watched = read.watched.and(self.http_ca.clone());
-        read
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watching::each_file_is_watched;
+
+    #[test]
+    fn the_authority_of_readers_is_watched_and_its_end_is_known() {
+        each_file_is_watched(&["--http", "localhost:0"], |args: &HttpArgs| {
+            args.readers().unwrap().1
+        });
     }
 }

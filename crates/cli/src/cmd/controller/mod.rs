@@ -114,6 +114,7 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let handle = controller.handle();
     let client = handle.controller().client();
     let credentials = read.credentials.clone();
+    let (_, of_readers) = args.http.readers()?;
     let api = args.http.start(store, credentials, handle.clone())?;
     let figures = admin::of_client(client.clone());
     let (uuid, queried) = (client.uuid(), client.clone());
@@ -133,14 +134,14 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     })];
     let reload = |_: Option<Args>| {
         // The authority of --http-ca is read first, so that a failure changes nothing.
-        let readers = args.http.readers()?;
+        let (readers, of_readers) = args.http.readers()?;
         let controller = controller.handle().controller();
         let read = files.renew(|identity, trust| controller.renew(identity, trust))?;
         if let (Some(api), Some((identity, trust))) = (&api, &read.credentials) {
             api.renew(identity, trust.clone(), readers)
                 .map_err(Failure::new)?;
         }
-        Ok(args.http.watched(read))
+        Ok(read.with(of_readers))
     };
-    daemon.run(presence, args.http.watched(read), reload, arms)
+    daemon.run(presence, read.with(of_readers), reload, arms)
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::value_parser;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use ssntp::transport::Address;
-use ssntp_engine::EngineError;
+use ssntp_engine::{EngineError, Etcd};
 use ssntp_opflex::Server;
 use ssntp_opflex::model::Edit;
 use ssntp_opflex::run::{CallError, ServerConfig, ServerHandle};
@@ -34,8 +34,8 @@ const CHECKS_TO_RETRY: u32 = 30;
 /// Serve policy, register endpoints and keep state reports
 ///
 /// Prints one line with its addresses once it accepts clients. When a policy file
-/// changes, it is read again and replaces all policy. When a file of --tls-cert, --tls-ca
-/// or --tls-crl changes, it is read again, and clients whose certificate is no longer
+/// changes, it is read again and replaces all policy. When a file of --tls-cert, --tls-ca,
+/// --tls-crl or --join changes, it is read again, and clients whose certificate is no longer
 /// valid are disconnected. A file that cannot be read changes nothing. SIGHUP makes the
 /// server read all files at once; policy files whose contents are unchanged do not undo
 /// the changes of `ssntp opflex policy`. With --join, several servers have the same
@@ -111,7 +111,9 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut daemon = Daemon::install(settings)?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
-    let engine = args.join.engine()?;
+    let (credentials, of_engine) = args.join.read()?;
+    let engine = args.join.engine(credentials);
+    let renewal = engine.as_ref().map(Etcd::renewal);
     if engine.is_some() {
         join::addresses(&args.listen, args.advertise.as_ref())?;
     }
@@ -198,15 +200,19 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     let reload = |_: Option<Args>| {
         let (acceptor, read) = args.tls.read()?;
+        let (credentials, of_engine) = args.join.read()?;
         if let Some(acceptor) = acceptor {
             server.renew(acceptor)?;
+        }
+        if let Some(renewal) = &renewal {
+            renewal.renew(credentials);
         }
         // The policy is read at the next check and not here, because a fault in a policy file must
         // not prevent the renewal of certificates.
         is_due.store(true, Ordering::Relaxed);
-        Ok(read)
+        Ok(read.with(of_engine))
     };
-    let done = daemon.run(presence, read, reload, arms);
+    let done = daemon.run(presence, read.with(of_engine), reload, arms);
     drop(stop);
     match server.running().try_recv() {
         // After a panic of the dispatcher its state is lost, so the server cannot be stopped in order.

@@ -185,3 +185,15 @@ impl ClientTls {
         Ok((Some(connector), read))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watching::each_file_is_watched;
+
+    #[test]
+    fn each_file_of_credentials_of_opflex_is_watched_and_its_end_is_known() {
+        each_file_is_watched(&[], |args: &ServerTls| args.read().unwrap().1);
+        each_file_is_watched(&["--tls"], |args: &ClientTls| args.read().unwrap().1);
+    }
+}

@@ -18,6 +18,7 @@ use ssntp::Role;
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
 use ssntp::server::{Federation, Filter, FilterAction, RuleError, Rules, Server, ServerConfig, SlowConsumer};
 use ssntp::transport::Address;
+use ssntp_engine::{Etcd, EtcdRenewal};
 
 use self::dev::Dev;
 use self::forwarding::{Application, SHOWN};
@@ -45,8 +46,8 @@ use crate::watched::Watched;
 /// this host only, forwards and filters as `ssntp operands` shows, and prints the
 /// frames that it forwards.
 ///
-/// On SIGHUP, and when these files change, --ca, --cert, --crl, --config and
-/// --config-file are read again, except with --dev. Sessions continue, except those whose
+/// On SIGHUP, and when these files change, --ca, --cert, --crl, --config, --config-file
+/// and the files of --join are read again, except with --dev. Sessions continue, except those whose
 /// certificate is no longer valid, and clients receive a CONFIGURE if --config has
 /// changed. Of --config-file, the keys allow, ca, cert, config, crl, crl-strict, filter,
 /// filter-action, forward and key are applied; all other keys need a restart.
@@ -309,7 +310,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .fold(config, ServerConfig::listen)
         .given(args.configuration(args.max_payload)?, ServerConfig::configuration)
         .given(args.federation(), ServerConfig::federate);
-    let engine = args.join.engine()?;
+    let (credentials, of_engine) = args.join.read()?;
+    let engine = args.join.engine(credentials);
+    let renewal = engine.as_ref().map(Etcd::renewal);
     let server = Server::start(config, application)?;
     // Dropped before the server, so that the other members know at once that it leaves.
     let membership = engine.map(|engine| join::link(&server, engine, args.advertise.as_ref()));
@@ -336,6 +339,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         server: &server,
         args: &args,
         operands,
+        renewal,
     };
     let mut is_read = true;
     let mut arms = vec![
@@ -354,6 +358,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         })?;
         arms.push(on(ended, |_| Ok(Next::End)));
     }
+    let read = read.with(of_engine);
     daemon.run(presence, read, |new| running.reload(new), arms)?;
     daemon.drain(&server, args.admission.drain())?;
     server.stop();
@@ -420,6 +425,8 @@ struct Running<'a> {
     server: &'a Server,
     args: &'a Args,
     operands: Operands,
+    /// Renews the credentials for the etcd of `--join`.
+    renewal: Option<EtcdRenewal>,
 }
 
 impl Running<'_> {
@@ -441,11 +448,15 @@ impl Running<'_> {
                 "forward: {kind} is an operand of --application, which only a restart changes"
             )));
         }
+        let (credentials, of_engine) = self.args.join.read()?;
         let renew = |files: CredentialFiles| {
             files.renew(|identity, trust| self.server.renew(identity, trust).map(drop))
         };
         let mut read = args.files().map(renew).transpose()?.unwrap_or_default();
         read.watched = read.watched.with(configuration_file);
+        if let Some(renewal) = &self.renewal {
+            renewal.renew(credentials);
+        }
         if let Some(rules) = rules {
             self.server.handle().with(move |cx| {
                 cx.set_rules(rules)?;
@@ -456,7 +467,7 @@ impl Running<'_> {
         if let Some(yaml) = configuration {
             self.take_configuration(yaml)?;
         }
-        Ok(read)
+        Ok(read.with(of_engine))
     }
 
     /// Sends a configuration that differs from the one before to the clients that the

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use ssntp_engine::{Answer, Endpoints, Engine, Etcd, EtcdConfig, Request};
+use ssntp_engine::{Answer, Endpoints, Engine, Etcd, EtcdConfig, EtcdCredentials, Request};
 use ssntp_test_support::etcd::EtcdProcess;
 use ssntp_test_support::port::HeldPort;
 use ssntp_test_support::proxy::Proxy;
@@ -117,8 +117,7 @@ impl Schedulers {
         let endpoints: Endpoints = self.join.parse().unwrap();
         let mut engine = Etcd::new(EtcdConfig {
             endpoints,
-            tls: None,
-            user: None,
+            credentials: EtcdCredentials::default(),
             cluster: "test".to_owned(),
         });
         let Ok(Answer::Kept(kept)) = engine.ask(&Request::Read) else {
