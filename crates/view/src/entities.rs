@@ -117,6 +117,8 @@ impl Instance {
         if self.state != InstanceState::Exited {
             (self.state, self.since) = (InstanceState::Exited, now);
         }
+        // The last STATS may be from before the node gave it up.
+        (self.stats.restart_due, self.stats.health) = (false, None);
         if *end != InstanceEnd::default() {
             (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
             self.stats.out_of_memory = end.out_of_memory;

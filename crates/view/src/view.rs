@@ -184,6 +184,11 @@ impl View {
         self.cncis.get(uuid)
     }
 
+    /// True if the concentrator of this UUID has announced itself, or its instance runs or is about to run.
+    pub fn has_concentrator(&self, uuid: Uuid) -> bool {
+        self.cnci(uuid).is_some() || self.instance(uuid).is_some_and(Instance::is_alive)
+    }
+
     /// The node whose UUID begins with `text`. A whole UUID is also accepted if it is unknown.
     ///
     /// # Errors
@@ -477,8 +482,10 @@ impl View {
             return;
         };
         let first = !std::mem::replace(&mut node.reported, true);
-        // STATS with the status STALE are a repetition of the last STATS.
-        if stats.status != NodeStatus::Stale {
+        // STATS with the status STALE are a repetition of the last STATS, so later events have changed what
+        // they say about instances.
+        let is_repeated = stats.status == NodeStatus::Stale;
+        if !is_repeated {
             node.seen = Some(now);
         }
         if node.status != stats.status {
@@ -489,6 +496,10 @@ impl View {
             });
         }
         node.stats = stats;
+        if is_repeated && !first {
+            changes.push(Change::NodeStats { node: uuid, first });
+            return;
+        }
         let before = std::mem::take(&mut node.instances);
         self.unreported -= usize::from(first);
 

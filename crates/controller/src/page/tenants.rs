@@ -5,7 +5,7 @@ use super::scene::{Made, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Badge, Bytes, Grade, Link};
 use ssntp_payload::{TenantEntry, TunnelStats};
-use ssntp_view::{Instance, View};
+use ssntp_view::View;
 
 /// A tenant with its tunnels, which the nodes report in their STATS.
 pub(super) struct TenantRow<'a> {
@@ -96,12 +96,11 @@ pub(super) fn all<'a>(scene: &Scene<'a>, tenants: &'a [TenantEntry]) -> Vec<Tena
     let row = |tenant: &'a TenantEntry| {
         let connected = view.nodes().filter(|node| node.connected);
         let tunnels = connected.flat_map(|node| &node.stats.tunnels);
-        let runs = |uuid| view.instance(uuid).is_some_and(Instance::is_alive);
         let concentrator = tenant.concentrator_uuid.uuid();
         TenantRow {
             tenant,
             tunnels: tunnels.filter(|tunnel| tunnel.key == tenant.key).collect(),
-            has_concentrator: concentrator.is_some_and(|uuid| view.cnci(uuid).is_some() || runs(uuid)),
+            has_concentrator: concentrator.is_some_and(|uuid| view.has_concentrator(uuid)),
         }
     };
     tenants.iter().map(row).collect()

@@ -6,9 +6,9 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp_payload::{
-    Delete, DeleteFailure, InstanceDeleted, InstanceState, InstanceStats, InstanceStopped, NodeStatus,
-    PublicIpAssigned, Start, StartFailure, StartFailureReason as Reason, Stats, Stop, StopFailure,
-    TenantAdded,
+    Delete, DeleteFailure, InstanceDeleted, InstanceEnd, InstanceState, InstanceStats, InstanceStopped,
+    NodeStatus, PublicIpAssigned, Start, StartFailure, StartFailureReason as Reason, Stats, Stop,
+    StopFailure, TenantAdded,
 };
 use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;
@@ -498,10 +498,16 @@ fn a_node_without_stats_is_stale_until_it_reports_again() {
     controller.send_payload(&start(1));
     controller.expect(ErrorCode::START_FAILURE);
     node.expect_nothing();
-    // A new controller receives the same.
+    node.send_payload(&InstanceStopped {
+        instance_uuid: instance.into(),
+        end: InstanceEnd::default(),
+    });
+    controller.expect(Event::INSTANCE_STOPPED);
+    // A new controller receives the same, and the event after it.
     let mut later = cluster.controller();
     later.expect(Event::NODE_CONNECTED);
     assert_eq!(later.expect_payload::<Stats>().status, NodeStatus::Stale);
+    later.expect(Event::INSTANCE_STOPPED);
     // The node states its own interval, which is long.
     let mut again = Frame::of(&report).payload_bytes().to_vec();
     again.extend(b"interval: 1000\n");

@@ -498,6 +498,41 @@ fn a_stale_node_is_shown_as_it_was() {
     assert!(view.node(NODE).unwrap().is_current());
 }
 
+#[test]
+fn a_stale_node_brings_back_no_instance_that_an_event_has_ended() {
+    let mut view = View::default();
+    let other = Uuid::from_u128(7);
+    let mut last = stats(
+        NODE,
+        &[(INSTANCE, InstanceState::Exited), (other, InstanceState::Active)],
+    );
+    last.instances[0].restart_due = true;
+    take(&mut view, &last);
+    take(
+        &mut view,
+        &InstanceStopped {
+            instance_uuid: INSTANCE.into(),
+            ..Default::default()
+        },
+    );
+    let is_restart_due = |view: &View| view.instance(INSTANCE).unwrap().stats.restart_due;
+    assert!(!is_restart_due(&view), "its node has given it up");
+    take(
+        &mut view,
+        &InstanceDeleted {
+            instance_uuid: other.into(),
+            ..Default::default()
+        },
+    );
+    last.status = NodeStatus::Stale;
+    take(&mut view, &last);
+    assert!(!is_restart_due(&view) && view.instance(other).is_none());
+    // A new controller gets the same STATS first, and the events after them.
+    let mut new = View::default();
+    take(&mut new, &last);
+    assert!(new.instance(other).is_some());
+}
+
 /// This is independent of the sender, and of the checks of the scheduler.
 #[test]
 fn the_kept_parts_of_a_frame_are_bounded() {
