@@ -201,8 +201,18 @@ pub enum Fault {
     },
     /// The issuer's name is right but the signature is not: it is another authority of the same name,
     /// or the certificate was changed.
-    #[error("the certificate's signature is not its issuer's (another authority of that name?)")]
+    #[error(
+        "the certificate's signature is not its issuer's: another authority has that name, or its RSA key has fewer than 2048 bits"
+    )]
     BadSignature,
+    /// A certificate of the chain has an extension that counts for its validity and that TLS does not know.
+    #[error("the certificate of {subject:?} has the critical extension {oid}, which is unknown here")]
+    CriticalExtension {
+        /// The subject of the certificate.
+        subject: String,
+        /// The object identifier of the extension.
+        oid: String,
+    },
     /// The certificate has a key usage without digitalSignature. TLS peers prove their identity with
     /// signatures.
     #[error("the certificate's key usage lacks digitalSignature, which TLS needs")]

@@ -22,6 +22,7 @@ use crate::revocation::{Revocation, RevocationLists};
 use crate::role::Role;
 use crate::store;
 use ssntp_transport::provider;
+use ssntp_transport::tls::certificate_fault;
 
 /// The certificates of the trusted authorities.
 ///
@@ -296,12 +297,12 @@ impl Trust {
             }
             let fault = (!info.server_auth).then_some(Fault::NotForServers);
             self.check_server(first, intermediates, time)
-                .map_err(|error| explain(error, &info, fault))?;
+                .map_err(|error| explain(error, chain, &info, fault))?;
         }
         if is_client {
             let fault = (!info.client_auth).then_some(Fault::NotForClients);
             self.check_client(first, intermediates, time)
-                .map_err(|error| explain(error, &info, fault))?;
+                .map_err(|error| explain(error, chain, &info, fault))?;
         }
         // These two are last, because they need a chain whose signatures have been verified.
         self.check_limits(first, intermediates)?;
@@ -387,7 +388,12 @@ impl Trust {
 
 /// The fault for an error of rustls. `usage` is the fault of a certificate whose own usages lack the one that
 /// was asked for; otherwise an intermediate certificate forbids it.
-fn explain(error: rustls::Error, info: &CertificateInfo, usage: Option<Fault>) -> Fault {
+fn explain(
+    error: rustls::Error,
+    chain: &[CertificateDer<'_>],
+    info: &CertificateInfo,
+    usage: Option<Fault>,
+) -> Fault {
     let rustls::Error::InvalidCertificate(error) = error else {
         return Fault::Refused(error.to_string());
     };
@@ -399,6 +405,38 @@ fn explain(error: rustls::Error, info: &CertificateInfo, usage: Option<Fault>) -
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             usage.unwrap_or_else(|| Fault::Refused(error.to_string()))
         }
-        other => Fault::Refused(other.to_string()),
+        other => {
+            // TLS does not say which one it is.
+            let is_extension = matches!(&other, CertificateError::Other(why) if why.to_string() == UNKNOWN);
+            let named = is_extension.then(|| chain.iter().find_map(unknown_extension));
+            named
+                .flatten()
+                .unwrap_or_else(|| Fault::Refused(certificate_fault(&other)))
+        }
     }
+}
+
+/// The text of webpki's error for an unknown critical extension.
+const UNKNOWN: &str = "UnsupportedCriticalExtension";
+/// The critical extensions that TLS knows: key usage, names, constraints, lists and usages.
+const KNOWN: [&str; 6] = [
+    "2.5.29.15",
+    "2.5.29.17",
+    "2.5.29.19",
+    "2.5.29.30",
+    "2.5.29.31",
+    "2.5.29.37",
+];
+
+/// The first critical extension of a certificate that TLS does not know.
+fn unknown_extension(der: &CertificateDer<'_>) -> Option<Fault> {
+    let certificate = der::certificate(der).ok()?;
+    let critical = certificate
+        .iter_extensions()
+        .filter(|extension| extension.critical);
+    let mut critical = critical.map(|extension| extension.oid.to_id_string());
+    Some(Fault::CriticalExtension {
+        oid: critical.find(|oid| !KNOWN.contains(&oid.as_str()))?,
+        subject: CertificateInfo::from_der(der).ok()?.subject,
+    })
 }

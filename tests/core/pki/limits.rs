@@ -2,7 +2,8 @@
 
 use rcgen::ExtendedKeyUsagePurpose as Usage;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 
 use super::*;
@@ -233,4 +234,29 @@ fn an_authority_without_key_cert_sign_signs_no_certificates() {
     );
     let none = issuing("none", None, &lists_only);
     assert_eq!(fault(Trust::from_der(&[none.der])), refused("none"));
+}
+
+#[test]
+fn a_refusal_names_the_critical_extension_and_a_chain_that_is_too_long() {
+    let root = issuing("root", None, None, Vec::new());
+    let (key, mut params) = (KeyPair::generate().unwrap(), named("peer", usages(&[1])));
+    let mut extension = CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 343, 99], vec![5, 0]);
+    extension.set_criticality(true);
+    params.custom_extensions = vec![extension];
+    let leaf = params.signed_by(&key, &root.issuer).unwrap().der().clone();
+    let fault = Fault::CriticalExtension {
+        subject: "CN=peer".to_owned(),
+        oid: "1.3.6.1.4.1.343.99".to_owned(),
+    };
+    assert_eq!(trust(&root).verify(&[leaf]).map(drop), Err(fault));
+    let mut above = vec![root];
+    for number in 0..7 {
+        let last = above.last();
+        above.push(issuing(&format!("authority {number}"), last, None, Vec::new()));
+    }
+    let leaf = issued(&above[7], &[1], None).0;
+    let between = above.iter().skip(1).rev().map(|ca| ca.der.clone());
+    let chain: Vec<_> = [leaf].into_iter().chain(between).collect();
+    let refused = trust(&above[0]).verify(&chain).unwrap_err().to_string();
+    assert!(refused.contains("more than the six intermediate"), "{refused}");
 }

@@ -68,6 +68,11 @@ impl TlsError {
     }
 }
 
+/// A fault of a certificate, as a sentence.
+pub fn certificate_fault(fault: &CertificateError) -> String {
+    of_certificate(fault, "the")
+}
+
 /// The reason why a peer's certificate is refused. `None` if the error may be the fault of this
 /// host, whose clock may be wrong if a certificate is not valid yet, or if it does not concern
 /// the certificate.
@@ -84,8 +89,36 @@ fn of_certificate(fault: &CertificateError, whose: &str) -> String {
     match (fault, words(fault)) {
         // rustls prints the Debug form of an error of the caller's check.
         (CertificateError::Other(fault), _) => of_other(fault),
+        (
+            CertificateError::UnsupportedSignatureAlgorithmContext {
+                signature_algorithm_id: id,
+                ..
+            }
+            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
+                signature_algorithm_id: id,
+                ..
+            },
+            _,
+        ) => format!(
+            "{whose} certificate has a signature by {}, which is not supported here",
+            algorithm(id)
+        ),
         (_, Some(words)) => format!("{whose} certificate {words}"),
         (_, None) => in_words(&rustls::Error::from(fault.clone()).to_string()),
+    }
+}
+
+/// The name of an algorithm of signatures that is met and not supported, by the DER of its identifier.
+fn algorithm(id: &[u8]) -> &'static str {
+    /// The first bytes of the identifiers of PKCS #1.
+    const RSA: [u8; 10] = [6, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1];
+    const SHA1_ECDSA: [u8; 9] = [6, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 1];
+    match id.strip_prefix(&RSA) {
+        Some([4, ..]) => "MD5 and RSA",
+        Some([5, ..]) => "SHA-1 and RSA",
+        Some([10, ..]) => "RSA-PSS with unusual parameters",
+        _ if id.starts_with(&SHA1_ECDSA) => "SHA-1 and ECDSA",
+        _ => "an unknown algorithm",
     }
 }
 
@@ -96,6 +129,13 @@ fn of_other(fault: &rustls::OtherError) -> String {
     }
     match fault.to_string().as_str() {
         "CaUsedAsEndEntity" => "the peer shows the certificate of an authority as its own".to_owned(),
+        "MaximumPathDepthExceeded" => {
+            "the peer shows a chain with more than the six intermediate certificates that are checked"
+                .to_owned()
+        }
+        "UnsupportedCriticalExtension" => {
+            "the peer's certificate has a critical extension that is unknown here".to_owned()
+        }
         "EndEntityUsedAsCa" => "the peer's certificate was issued by one that is no authority".to_owned(),
         other => in_words(other),
     }
@@ -129,7 +169,9 @@ fn in_words(text: &str) -> String {
 /// The text of a certificate's fault that rustls prints as the name of a variant.
 fn words(fault: &CertificateError) -> Option<&'static str> {
     Some(match fault {
-        CertificateError::BadSignature => "is not signed by the authority that it names",
+        CertificateError::BadSignature => {
+            "is not signed by the authority that it names, or by an RSA key of fewer than 2048 bits"
+        }
         CertificateError::UnknownIssuer => "comes from no authority that is trusted here",
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired",
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "is not valid yet",
@@ -185,6 +227,18 @@ mod tests {
             other("CaUsedAsEndEntity"),
             "TLS: the peer shows the certificate of an authority as its own"
         );
+        assert!(other("MaximumPathDepthExceeded").contains("more than the six intermediate"));
+        let signed = |id: &[u8]| {
+            text(CertificateError::UnsupportedSignatureAlgorithmContext {
+                signature_algorithm_id: id.to_vec(),
+                supported_algorithms: Vec::new(),
+            })
+        };
+        assert_eq!(
+            signed(&[6, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 5, 5, 0]),
+            "TLS: the peer's certificate has a signature by SHA-1 and RSA, which is not supported here"
+        );
+        assert!(signed(&[6, 1, 1]).contains("an unknown algorithm"));
         assert_eq!(
             other("PathLenConstraintViolated"),
             "TLS: path len constraint violated"

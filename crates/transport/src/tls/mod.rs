@@ -46,7 +46,7 @@ use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, DEFAULT_VERSIONS, ServerConfig, SupportedProtocolVersion};
 
 pub use self::check::{CheckClients, CheckServers, Successor};
-pub use self::error::{CertificateFault, TlsError};
+pub use self::error::{CertificateFault, TlsError, certificate_fault};
 use self::handshake::{handshake, offers};
 use self::receive::Ciphertext;
 use self::resumption::TicketCache;
