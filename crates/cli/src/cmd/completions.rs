@@ -58,7 +58,7 @@ fn with_hints(command: Command) -> Command {
             arg.value_parser(PossibleValuesParser::new(
                 FrameKind::all().filter_map(FrameKind::name),
             ))
-        } else if ["FILE", "DIR", "PATH"].contains(&&*value) {
+        } else if value.split('|').any(|one| ["FILE", "DIR", "PATH"].contains(&one)) {
             arg.value_hint(ValueHint::AnyPath)
         } else {
             arg.value_hint(ValueHint::Other)

@@ -2,7 +2,8 @@
 //!
 //! | client | may |
 //! |---|---|
-//! | at a loopback address or a Unix socket | read, unless `login` is set |
+//! | at a loopback address | read all but the output of instances, which may hold secrets; nothing if `login` is set |
+//! | at a Unix socket, which only the daemon's own user can open | read, unless `login` is set |
 //! | with the cookie of a token | read |
 //! | with `Authorization: Bearer` and a token | read, and write if the token has that right |
 //! | over TLS, with a certificate of the cluster and the role Controller | read and write |
@@ -38,12 +39,15 @@ pub(super) struct Client {
     /// Its name in the history: that of its token, or subject and serial number of its certificate;
     /// empty if it showed neither.
     pub(super) name: String,
+    /// True if it may read the output of instances.
+    pub(super) reads_output: bool,
 }
 
 impl Client {
     fn of_token(token: Token) -> Self {
         Self {
             right: token.right,
+            reads_output: true,
             name: format!("token {}", token.name),
         }
     }
@@ -56,15 +60,18 @@ pub(super) struct Access {
     tokens: Tokens,
     /// True if a client without a certificate needs a token even to read.
     login: bool,
+    /// True if only the daemon's own user can connect.
+    is_private: bool,
     trusts: Arc<RwLock<Option<Trusts>>>,
 }
 
 impl Access {
-    pub(super) fn new(tokens: Tokens, login: bool, trusts: Option<Trusts>) -> Self {
+    pub(super) fn new(tokens: Tokens, login: bool, is_private: bool, trusts: Option<Trusts>) -> Self {
         let trusts = Arc::new(RwLock::new(trusts));
         Self {
             tokens,
             login,
+            is_private,
             trusts,
         }
     }
@@ -111,13 +118,12 @@ impl Access {
         if by_certificate.is_some() {
             return Ok(by_certificate);
         }
-        let reader = Client {
+        let reader = |reads_output| Client {
             right: Right::Read,
             name: String::new(),
+            reads_output,
         };
-        if !self.login {
-            return Ok(Some(reader));
-        }
+        let unknown = (!self.login).then(|| reader(self.is_private));
         let cookie = request.header("cookie").and_then(|cookies| {
             let mut cookies = cookies
                 .split(';')
@@ -125,12 +131,12 @@ impl Access {
             cookies.find(|(name, _)| *name == COOKIE)
         });
         let Some((_, cookie)) = cookie else {
-            return Ok(None);
+            return Ok(unknown);
         };
         match self.tokens.of_cookie(cookie) {
             // The browser has to log in again, as it does if the token was removed.
-            Err(TokenError::Expired(..)) => Ok(None),
-            token => Ok(token.map_err(refused)?.map(|_| reader)),
+            Err(TokenError::Expired(..)) => Ok(unknown),
+            token => Ok(token.map_err(refused)?.map(|_| reader(true)).or(unknown)),
         }
     }
 }
@@ -174,6 +180,7 @@ impl Trusts {
         let named = |right| Client {
             right,
             name: name.unwrap_or_default(),
+            reads_output: true,
         };
         let of_cluster = self.cluster.verify(chain);
         if of_cluster.is_ok_and(|certificate| certificate.roles.intersects(Role::CONTROLLER)) {

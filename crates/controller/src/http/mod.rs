@@ -81,6 +81,7 @@ pub struct ApiConfig {
     tokens: Tokens,
     tls: Option<(Identity, Trusts)>,
     login: bool,
+    is_private: bool,
 }
 
 impl ApiConfig {
@@ -88,6 +89,7 @@ impl ApiConfig {
     /// `directory` is that of the database; the file with the tokens is there.
     pub fn new(address: Address, directory: &Path) -> Self {
         Self {
+            is_private: matches!(address, Address::Unix(_)),
             admin: HttpConfig::new(address),
             tokens: Tokens::new(directory),
             tls: None,
@@ -146,7 +148,7 @@ impl Api {
         let pictured = Arc::clone(&source);
         let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture());
         let sampler = sampler.map_err(HttpError::Thread)?;
-        let access = Access::new(config.tokens, config.login, trusts);
+        let access = Access::new(config.tokens, config.login, config.is_private, trusts);
         let (of_programs, pictures) = (Arc::clone(&source), sampler.sampled());
         let routes = Arc::new(Routes {
             programs: Programs::new(of_programs, Arc::clone(&pictures), access.clone()),
@@ -255,7 +257,7 @@ impl Service for Routes {
                 Ok(reply) => reply,
                 Err(problem) => Answer::from(problem).into(),
             },
-            (Ok(Some(_)), false) => self.bounded(self.page(request)).into(),
+            (Ok(Some(client)), false) => self.bounded(self.page(request, &client)).into(),
         }
     }
 }
@@ -272,7 +274,7 @@ impl Routes {
         }
     }
 
-    fn page(&self, request: &Request) -> Answer {
+    fn page(&self, request: &Request, client: &Client) -> Answer {
         let path = request.path.as_str();
         let fail = |code, title, why: &str| html(code, page::failure(path, title, why));
         if !matches!(request.method.as_str(), "GET" | "HEAD") {
@@ -287,6 +289,7 @@ impl Routes {
             source: &*self.source,
             params: &Params::decode(&request.query),
             is_followed: request.header(FOLLOWED).is_some(),
+            shows_output: client.reads_output,
             waiting: &self.waiting,
         };
         match page::page(&scene, path) {

@@ -94,10 +94,18 @@ impl Programs {
                     None => number(&params, "after")?,
                 };
                 let output = number(&params, "output")?;
+                if output.is_some() && !client.reads_output {
+                    return Err(
+                        Refused::new(401, "a token is needed to read the output of an instance").into(),
+                    );
+                }
                 // The client's token may be removed or expire while the stream is open, and its
                 // certificate may be revoked.
                 let (access, request) = (self.access.clone(), request.clone());
-                let may_read = move || matches!(access.client(&request), Ok(Some(_)));
+                let may_read = move || {
+                    let client = access.client(&request).ok().flatten();
+                    client.is_some_and(|client| client.reads_output || output.is_none())
+                };
                 Ok(events::reply(&*self.source, after, output, may_read)?)
             }
             ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None)?),

@@ -37,6 +37,12 @@ impl Rig {
         }
     }
 
+    /// A header that lets its client read everything.
+    fn reader(&self) -> String {
+        let token = self.tokens.add("eyes", Right::Read, None).unwrap();
+        format!("\r\nAuthorization: Bearer {token}")
+    }
+
     fn open(&self, head: &str, body: &str) -> TcpStream {
         let urls = self.api.urls();
         let mut stream = TcpStream::connect(urls[0].strip_prefix("http://").unwrap()).unwrap();
@@ -411,7 +417,12 @@ fn a_client_that_missed_deleted_rows_gets_reload() {
 fn the_output_of_an_instance_comes_on_the_same_stream() {
     let rig = Rig::start(false);
     let uuid = made_up::instance_uuid(0);
-    let mut stream = follow(&rig, &format!("?output={uuid}"), "");
+    // Every user of this host can connect, and output may hold secrets.
+    let (code, unknown) = rig.get(&format!("/api/v1/events?output={uuid}"));
+    assert_eq!(code, 401, "{unknown}");
+    let page = rig.ask(&format!("GET /instances/{uuid} HTTP/1.1"), "").2;
+    assert!(page.contains("Log in") && !page.contains("listening"), "{page}");
+    let mut stream = follow(&rig, &format!("?output={uuid}"), &rig.reader());
     assert_eq!(event(&mut stream).1, "event: begindata: {}");
     let first = event(&mut stream).1;
     assert!(
@@ -432,6 +443,10 @@ fn the_output_of_an_instance_comes_on_the_same_stream() {
     let row = rig.made_up.row(0, "node", None, None, None, "y");
     assert_eq!(event(&mut stream).0, Some(row));
     assert_eq!(rig.get("/api/v1/events?output=x").0, 400);
+    // Without its token, the stream ends.
+    rig.tokens.remove("eyes").unwrap();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
 }
 
 #[test]

@@ -303,9 +303,7 @@ impl Workload {
         for version in &mut copy.versions {
             version.template.hide_values();
         }
-        let mut template = copy.spec.template();
-        template.hide_values();
-        template.fill(&mut copy.spec);
+        copy.spec = copy.spec.without_values();
         copy
     }
 

@@ -231,6 +231,14 @@ impl Spec {
             health: self.health.clone(),
         }
     }
+
+    /// A copy without the values of `env`, `user_data` and `meta_data`.
+    pub(crate) fn without_values(&self) -> Self {
+        let (mut copy, mut template) = (self.clone(), self.template());
+        template.hide_values();
+        template.fill(&mut copy);
+        copy
+    }
 }
 
 /// The part of a [`Spec`] that describes an instance. If it changes, the instances are replaced.

@@ -287,8 +287,12 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         .fact("Labels", &text(|stats| labels(&stats.labels)))
         .fact("UUID", &uuid)
         .end();
-    if found.seen.is_some() {
-        output(scene, main, uuid);
+    match found.seen {
+        Some(_) if scene.shows_output => output(scene, main, uuid),
+        Some(_) => {
+            html!(main; "<h2>Output</h2><p class='hint'><a href='/login'>Log in</a> to see the output.</p>")
+        }
+        None => {}
     }
     html!(main; "<h2>What happened</h2>");
     scene.rows(main, &history);

@@ -20,6 +20,8 @@ pub(crate) struct Scene<'a> {
     /// True if the script of the page reloads it. The script follows the output of an instance
     /// itself, so the page leaves the output out.
     pub(crate) is_followed: bool,
+    /// True if the reader may see the output of instances.
+    pub(crate) shows_output: bool,
     /// Each page that waits for a node holds a clone.
     pub(crate) waiting: &'a Arc<()>,
 }

@@ -287,32 +287,35 @@ fn check(spec: &Spec) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// The values of two specs that differ.
+/// The values of two specs that differ. Those that may be secret are hidden, because whoever may read may ask.
 fn differences(before: &Spec, after: &Spec) -> Vec<Difference> {
     let value = |spec: &Spec| serde_json::to_value(spec).unwrap_or_default();
-    let mut found = Vec::new();
-    compare("", &value(before), &value(after), &mut found);
+    let (mut found, specs) = (Vec::new(), [before, after]);
+    let shown = specs.map(|spec| value(&spec.without_values()));
+    compare("", &specs.map(value), &shown, &mut found);
     // The list is for people, and the answer has a bounded size.
     found.truncate(MOST_DIFFERENCES);
     found
 }
 
-fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference>) {
-    if let (Value::Object(one), Value::Object(other)) = (before, after) {
+/// Compares `values`, the former and the new one, and lists them as they are in `shown`.
+fn compare(path: &str, values: &[Value; 2], shown: &[Value; 2], found: &mut Vec<Difference>) {
+    if let [Value::Object(one), Value::Object(other)] = values {
         let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
         for key in keys {
             let path = match path {
                 "" => key.clone(),
                 _ => format!("{path}.{key}"),
             };
-            let value = |map: &serde_json::Map<String, Value>| map.get(key).cloned().unwrap_or_default();
-            compare(&path, &value(one), &value(other), found);
+            let of_key = |all: &[Value; 2]| all.each_ref().map(|value| value[key].clone());
+            compare(&path, &of_key(values), &of_key(shown), found);
         }
-    } else if before != after {
+    } else if values[0] != values[1] {
+        let [before, after] = shown.clone();
         found.push(Difference {
             path: path.to_owned(),
-            before: before.clone(),
-            after: after.clone(),
+            before,
+            after,
         });
     }
 }

@@ -485,6 +485,15 @@ fn orders_that_do_not_fit_the_state_are_refused() {
         .map(|one| one.path.as_str())
         .collect();
     assert_eq!(paths, ["count", "start.command"]);
+    // Values that may be secret are named and not shown.
+    let mut spec = web(1, "a");
+    spec["user_data"] = "hunter2".into();
+    spec["start"]["env"] = serde_json::json!({ "PASSWORD": "hunter2" });
+    let spec: Spec = serde_json::from_value(spec).unwrap();
+    let (applied, _) = bench.core.apply(vec![spec]).unwrap();
+    let named = format!("{:?}", applied[0].differences);
+    let (is_named, is_shown) = (named.contains("start.env"), named.contains("hunter2"));
+    assert!(is_named && named.contains("user_data") && !is_shown, "{named}");
     let writes = bench.core.delete("web").unwrap();
     assert!(matches!(writes[..], [Write::Event(_), Write::Workload(_)]));
     bench.core.handle_commit(writes, 1);

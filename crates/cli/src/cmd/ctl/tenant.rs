@@ -254,6 +254,15 @@ pub(super) fn join(
         request.instance_uuid = start.instance_uuid.into();
         request.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
         let entry = one(send(session, &request)?)?;
+        let concentrator = uuid_of(&entry.concentrator_uuid)?;
+        if !session
+            .controller
+            .look(|view| view.has_concentrator(concentrator))
+        {
+            return Err(Failure::new(format!(
+                "the concentrator of tenant {name} does not run: `ssntp ctl tenant add` with the tenant's values starts it again"
+            )));
+        }
         let mut addresses = entry.addresses.iter();
         let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
         let address = address.ok_or_else(|| Failure::new("the scheduler's answer contains no address"))?;

@@ -114,7 +114,7 @@ pub(super) struct InstancesArgs {
     /// The instances
     #[arg(required_unless_present = "all", value_name = "INSTANCE")]
     instances: Vec<String>,
-    /// All instances that the scheduler knows
+    /// All instances that the scheduler knows, but no concentrators
     #[arg(long, conflicts_with = "instances")]
     all: bool,
     #[command(flatten)]
@@ -145,6 +145,12 @@ pub(super) fn delete(options: &Options, stop: &Stop, args: &DeleteArgs) -> Resul
     })
 }
 
+/// All instances but the concentrators, without which tenants have no network.
+fn all(view: &View) -> Vec<Uuid> {
+    let all = view.instances().map(|instance| instance.uuid);
+    all.filter(|instance| view.cnci(*instance).is_none()).collect()
+}
+
 /// Sends a command for each of the instances.
 pub(super) fn each<E>(
     options: &Options,
@@ -156,7 +162,6 @@ where
     Failure: From<E>,
 {
     let session = Session::open_complete(options, stop)?;
-    let all = |view: &View| view.instances().map(|instance| instance.uuid).collect();
     let instances = if args.all {
         session.controller.look(all)
     } else {
@@ -412,4 +417,37 @@ pub(super) fn find<T>(
     find: impl FnOnce(&View) -> Result<T, FindError>,
 ) -> Result<T, Failure> {
     Ok(session.controller.look(find)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::Frame;
+    use ssntp_payload::{ConcentratorInstanceAdded, InstanceState, InstanceStats, Stats};
+
+    use super::*;
+
+    #[test]
+    fn all_instances_are_all_but_the_concentrators() {
+        let (instance, concentrator) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let of = |uuid: Uuid| InstanceStats {
+            instance_uuid: uuid.into(),
+            state: InstanceState::Active,
+            ..InstanceStats::default()
+        };
+        let stats = Stats {
+            node_uuid: Uuid::from_u128(3).into(),
+            instances: vec![of(instance), of(concentrator)],
+            ..Stats::default()
+        };
+        let announced = ConcentratorInstanceAdded {
+            instance_uuid: concentrator.into(),
+            ..ConcentratorInstanceAdded::default()
+        };
+        let (mut view, at) = (View::default(), crate::clock::wall_clock());
+        view.connected(None);
+        view.apply(&Frame::of(&stats), at);
+        view.apply(&Frame::of(&announced), at);
+        assert_eq!(all(&view), [instance]);
+        assert!(view.has_concentrator(concentrator));
+    }
 }

@@ -42,10 +42,12 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(address: &str, instance: Uuid) -> Self {
+    fn new((address, token): &(String, String), instance: Uuid) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let head = format!("GET /api/v1/events?output={instance} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let head = format!(
+            "GET /api/v1/events?output={instance} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+        );
         stream.write_all(head.as_bytes()).unwrap();
         let text = Vec::new();
         Self { stream, text }
@@ -117,8 +119,8 @@ fn until(address: &str, path: &str, part: &str) -> String {
     page
 }
 
-/// A controller of a cluster, and the address of its pages.
-fn controller(cluster: &Cluster) -> (Process, String) {
+/// A controller of a cluster, and the address of its pages with a token that may write.
+fn controller(cluster: &Cluster) -> (Process, (String, String)) {
     let line = [
         "--ca",
         "ca.pem",
@@ -134,13 +136,6 @@ fn controller(cluster: &Cluster) -> (Process, String) {
     assert!(controller.line().starts_with("controller "));
     let page = controller.line();
     let address = page.trim().strip_prefix("page at http://").unwrap().to_owned();
-    (controller, address)
-}
-
-#[test]
-fn pages_show_the_running_and_the_gone_instances_of_a_live_cluster() {
-    let mut cluster = Cluster::with_agents(1);
-    let (_controller, address) = controller(&cluster);
     let words = [
         "controller",
         "token",
@@ -153,27 +148,35 @@ fn pages_show_the_running_and_the_gone_instances_of_a_live_cluster() {
     ];
     let made = Done::of(cluster.command(&words));
     let made: Value = serde_json::from_str(&made.stdout).unwrap_or_else(|e| panic!("{e}: {made:?}"));
-    let token = made["token"].as_str().unwrap();
+    let token = made["token"].as_str().unwrap().to_owned();
+    (controller, (address, token))
+}
+
+#[test]
+fn pages_show_the_running_and_the_gone_instances_of_a_live_cluster() {
+    let mut cluster = Cluster::with_agents(1);
+    let (_controller, page) = controller(&cluster);
+    let (address, token) = &page;
     let spec = r#"{"name": "web", "start": {"command": ["sh", "-c", "echo hello; sleep 1000"]}}"#;
     let put = format!(
         "PUT /api/v1/workloads/web HTTP/1.1\r\nContent-Type: application/json\r\nAuthorization: Bearer {token}"
     );
-    let (head, body) = ask(&address, &put, spec);
+    let (head, body) = ask(address, &put, spec);
     assert!(
         head.contains(" 200 ") && body.contains("created"),
         "{head} {body}"
     );
-    until(&address, "/workloads/web", "</i>running");
-    until(&address, "/sessions", "CN=agent");
-    let (_, body) = ask(&address, "GET /api/v1/instances HTTP/1.1", "");
+    until(address, "/workloads/web", "</i>running");
+    until(address, "/sessions", "CN=agent");
+    let (_, body) = ask(address, "GET /api/v1/instances HTTP/1.1", "");
     let instances: Value = serde_json::from_str(&body).unwrap();
     let instance = instances[0]["uuid"].as_str().unwrap();
-    Follower::new(&address, instance.parse().unwrap()).until("hello");
-    let (_, rows) = ask(&address, "GET /api/v1/history?kind=applied HTTP/1.1", "");
+    Follower::new(&page, instance.parse().unwrap()).until("hello");
+    let (_, rows) = ask(address, "GET /api/v1/history?kind=applied HTTP/1.1", "");
     assert!(rows.contains("\"workload\":\"web\""), "{rows}");
     cluster.kill_node(0);
-    until(&address, "/", "1 node is gone");
-    until(&address, &format!("/instances/{instance}"), "</i>was running");
+    until(address, "/", "1 node is gone");
+    until(address, &format!("/instances/{instance}"), "</i>was running");
 }
 
 /// The number of outputs that are followed at the scheduler.
@@ -205,10 +208,10 @@ fn an_output_is_followed_to_its_end_or_until_its_last_reader_leaves() {
     let mut cluster = Cluster::new("--admin unix:admin");
     cluster.agent("");
     cluster.controller_sees(1);
-    let (_controller, address) = controller(&cluster);
-    until(&address, "/api/v1/status", "\"told\":true");
+    let (_controller, page) = controller(&cluster);
+    until(&page.0, "/api/v1/status", "\"told\":true");
 
-    let reason = Follower::new(&address, Uuid::from_u128(7)).end().unwrap();
+    let reason = Follower::new(&page, Uuid::from_u128(7)).end().unwrap();
     assert!(reason.contains("(no_instance)"), "{reason}");
 
     // The instance writes two of the three bytes of a character, and the third one after the text
@@ -221,7 +224,7 @@ fn an_output_is_followed_to_its_end_or_until_its_last_reader_leaves() {
         let instances = cluster.path("state-0/instances");
         std::fs::write(instances.join(instance.to_string()).join("work/go"), "").unwrap();
     };
-    let mut follower = Follower::new(&address, split);
+    let mut follower = Follower::new(&page, split);
     assert_eq!(follower.piece(), ("out".into(), Some("a".into())));
     go(split);
     assert_eq!(follower.until("\n"), "\u{20ac}z\u{fffd}\n");
@@ -234,10 +237,10 @@ fn an_output_is_followed_to_its_end_or_until_its_last_reader_leaves() {
         &cluster,
         "echo begin; while [ ! -e go ]; do sleep 0.02; done; seq 1 100000; echo the end; sleep 1000",
     );
-    let mut slow = Follower::new(&address, loud);
+    let mut slow = Follower::new(&page, loud);
     slow.until("begin\n");
     go(loud);
-    Follower::new(&address, loud).until("the end\n");
+    Follower::new(&page, loud).until("the end\n");
     let text = slow.until("the end\n");
     if !text.contains("missing") {
         let numbers: Vec<_> = text.lines().map_while(|line| line.parse::<u32>().ok()).collect();
@@ -247,11 +250,11 @@ fn an_output_is_followed_to_its_end_or_until_its_last_reader_leaves() {
     until_followed(&cluster, "0");
 
     // This is the maximum for a session. One more follower is refused, and all of them get rows.
-    let mut followers: Vec<_> = (0..32).map(|_| Follower::new(&address, loud)).collect();
+    let mut followers: Vec<_> = (0..32).map(|_| Follower::new(&page, loud)).collect();
     for follower in &mut followers {
         follower.until("the end");
     }
-    let reason = Follower::new(&address, loud).end().unwrap();
+    let reason = Follower::new(&page, loud).end().unwrap();
     assert!(reason.contains("(too_many)"), "{reason}");
     until_followed(&cluster, "32");
     // The followers leave, and their outputs are no longer followed at the scheduler.

@@ -69,15 +69,15 @@ fn slow_clients_do_not_block_others() {
 #[test]
 fn followers_that_do_not_read_do_not_block_others() {
     let rig = Rig::start(false);
-    let uuid = made_up::instance_uuid(0);
+    let (uuid, reader) = (made_up::instance_uuid(0), rig.reader());
     let deaf: Vec<_> = (0..8)
         .map(|_| {
             rig.raw(&format!(
-                "GET /api/v1/events?output={uuid} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                "GET /api/v1/events?output={uuid} HTTP/1.1\r\nHost: localhost{reader}\r\n\r\n"
             ))
         })
         .collect();
-    let mut honest = follow(&rig, &format!("?output={uuid}"), "");
+    let mut honest = follow(&rig, &format!("?output={uuid}"), &reader);
     let text = "x".repeat(4000);
     let mut last = 0;
     for _ in 0..1000 {

@@ -191,11 +191,21 @@ fn keys_colours_and_the_address_work() {
 
 #[test]
 fn output_of_an_instance_is_followed_as_text_and_bounded() {
-    let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
+    let Some((mut browser, made_up, api, directory)) = start(3, 2) else {
         return;
     };
     let (site, path) = (&api.urls()[0], format!("/instances/{}", instance_uuid(0)));
     let has = |text: &str| format!("document.getElementById('output').textContent.includes({text:?})");
+    browser.open(&format!("{site}{path}"));
+    browser.wait_for("document.querySelector('main a[href=\"/login\"]') !== null");
+    let token = crate::http::Tokens::new(directory.path())
+        .add("eyes", crate::http::Right::Read, None)
+        .unwrap();
+    browser.open(&format!("{site}/login"));
+    browser.value(&format!(
+        "document.querySelector('input[name=token]').value = {token:?}; document.forms[0].submit(); 1"
+    ));
+    browser.wait_for("location.pathname === '/'");
     browser.open(&format!("{site}{path}"));
     browser.wait_for("document.body.dataset.live === 'live'");
     let hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>";

@@ -15,6 +15,7 @@ fn try_page(source: &made_up::MadeUp, path: &str, query: &str) -> Result<String,
         source,
         params: &params,
         is_followed: false,
+        shows_output: true,
         waiting: &source.waiting,
     };
     page(&scene, path)
