@@ -70,21 +70,25 @@ pub(crate) fn message(content: &impl Serialize) -> Outgoing {
     Outgoing::whole(message.freeze(), 1)
 }
 
-/// Receives the YAML of one message of at most `most` bytes. Blocks until the deadline.
+/// Receives the YAML of one message, or refuses a message of more than `most` bytes. Blocks until the deadline.
 ///
 /// # Errors
-/// `InvalidData` if the message is longer; the error of the stream.
-pub(crate) fn receive(halves: &mut Halves, most: usize, deadline: Instant) -> io::Result<Bytes> {
+/// The error of the stream.
+pub(crate) fn receive(
+    halves: &mut Halves,
+    most: usize,
+    deadline: Instant,
+) -> io::Result<Result<Bytes, JoinRefusal>> {
     loop {
         let inbox = halves.inbox.bytes_mut();
-        if let Some(length) = inbox.first_chunk().copied().map(u32::from_be_bytes) {
-            let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if let Some((length, rest)) = inbox.split_first_chunk() {
+            let length = u32::from_be_bytes(*length) as usize;
             if length > most {
-                let why = format!("the message has {length} bytes, and {most} are allowed");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                let why = format!("a message of {length} bytes, and {most} are allowed");
+                return Ok(Err(JoinRefusal::Request(why)));
             }
-            if inbox.len() >= 4 + length {
-                return Ok(inbox.split_to(4 + length).freeze().slice(4..));
+            if rest.len() >= length {
+                return Ok(Ok(inbox.split_to(4 + length).freeze().slice(4..)));
             }
         }
         let before = inbox.len();

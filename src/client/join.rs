@@ -12,10 +12,12 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::never;
 use log::{info, warn};
+use uuid::Uuid;
 
 use super::config::{ClientConfig, random_share};
 use super::event::LOG;
@@ -25,7 +27,8 @@ use crate::join::{JoinAnswer, MAX_ANSWER, message, receive};
 use crate::proto::{Command, Frame};
 use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::{
-    CertificateInfo, Error, Fault, Identity, JoinRefusal, JoinToken, NodeKey, Role, ServerCheck, Trust,
+    CertificateInfo, Error, Fault, Identity, JoinRefusal, JoinToken, Role, ServerCheck, Trust, node_key,
+    signing_request,
 };
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::TlsError;
@@ -90,25 +93,29 @@ impl NodeFiles {
         Ok(ClientConfig::new(identity, trust).renewed_in(self.clone()))
     }
 
-    /// Checks that an issued certificate is what was asked for.
-    fn issued(chain: &str, key: &NodeKey, trust: &Trust, roles: Role) -> Result<Identity, JoinError> {
-        let issued = Identity::from_pem(&joined(chain, key), "the server's answer")?;
-        let info = trust
-            .verify(issued.chain())
-            .map_err(|fault| JoinError::Answer(fault.to_string()))?;
-        if info.roles != roles || info.uuid.is_none() {
+    /// Replaces certificate and key in one step, if the certificate is what was asked for: `roles`, and `uuid` if it is
+    /// known.
+    fn save(
+        &self,
+        chain: &str,
+        key: &str,
+        trust: &Trust,
+        roles: Role,
+        uuid: Option<Uuid>,
+    ) -> Result<Identity, JoinError> {
+        let text = format!("{chain}{key}");
+        let issued = Identity::from_pem(text.as_bytes(), "the server's answer")?;
+        let verified = trust.verify(issued.chain());
+        let info = verified.map_err(|fault| JoinError::Answer(fault.to_string()))?;
+        if info.roles != roles || info.uuid.is_none() || uuid.is_some() && info.uuid != uuid {
             let why = format!(
                 "its certificate is for the roles {} and the UUID {:?}",
                 info.roles, info.uuid
             );
             return Err(JoinError::Answer(why));
         }
+        write(&self.certificate(), &text)?;
         Ok(issued)
-    }
-
-    /// Replaces certificate and key in one step.
-    fn save(&self, chain: &str, key: &NodeKey) -> Result<(), Error> {
-        write(&self.certificate(), &joined(chain, key))
     }
 }
 
@@ -130,7 +137,6 @@ pub struct Join {
     target: Target,
     roles: Role,
     limit: Duration,
-    tcp: TcpOptions,
 }
 
 impl Join {
@@ -142,7 +148,6 @@ impl Join {
             files: NodeFiles::new(directory),
             roles: Role::AGENT,
             limit: Duration::from_secs(60),
-            tcp: TcpOptions::default(),
         }
     }
 
@@ -152,9 +157,6 @@ impl Join {
 
         /// The longest time for all attempts together. Default: 60 s.
         limit: Duration;
-
-        /// TCP options. Default: see [`TcpOptions`].
-        tcp: TcpOptions;
     }
 
     /// Connects to a server in this process in place of the token's address. Default: none.
@@ -184,25 +186,23 @@ impl Join {
             Err(e) => return Err(e.into()),
         }
         let key = self.key()?;
-        let request = message(&self.token.request(self.roles, key.signing_request()?));
-        let end = deadline(self.limit);
-        let mut pause = PAUSE / 32;
+        let request = message(
+            &self
+                .token
+                .request(self.roles, signing_request(&key, "the new key")?),
+        );
+        let (end, mut pause) = (deadline(self.limit), PAUSE / 32);
         let (chain, trust) = loop {
-            let failed = match self.attempt(&request, end.min(deadline(ATTEMPT))) {
+            match self.attempt(&request, end.min(deadline(ATTEMPT))) {
                 Ok(joined) => break joined,
-                Err(failed) => failed,
-            };
-            let wait = pause.mul_f64(0.5 + random_share() / 2.0);
-            if !failed.may_retry() || after(now(), wait) >= end {
-                return Err(failed);
+                Err(failed) if !failed.may_retry() || after(now(), pause) >= end => return Err(failed),
+                // Nothing is ever received, so this is a pause.
+                Err(_) => drop(never::<()>().recv_timeout(pause.mul_f64(0.5 + random_share() / 2.0))),
             }
-            // Nothing is ever received, so this is a pause.
-            let _ = never::<()>().recv_timeout(wait);
             pause = (pause * 2).min(PAUSE);
         };
-        NodeFiles::issued(&chain, &key, &trust, self.roles)?;
-        write(&files.authority(), trust.authorities()[0].to_pem().as_bytes())?;
-        files.save(&chain, &key)?;
+        write(&files.authority(), &trust.authorities()[0].to_pem())?;
+        files.save(&chain, &key, &trust, self.roles, None)?;
         let _ = fs::remove_file(files.pending_key());
         Ok(files.clone())
     }
@@ -216,61 +216,45 @@ impl Join {
     }
 
     /// The key of an earlier attempt, or a new one, which is on the disk when this returns.
-    fn key(&self) -> Result<NodeKey, Error> {
+    fn key(&self) -> Result<String, Error> {
         let path = self.files.pending_key();
-        let failed = |source| Error::Write {
-            path: path.clone(),
-            source,
-        };
-        fs::create_dir_all(&self.files.0).map_err(failed)?;
-        match fs::read(&path) {
-            Ok(pem) => NodeKey::from_pem(&pem, &path.display().to_string()),
+        match fs::read_to_string(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let key = NodeKey::new()?;
-                write(&path, key.to_pem().as_bytes())?;
+                let key = node_key()?;
+                write(&path, &key)?;
                 Ok(key)
             }
-            Err(source) => Err(Error::Read { path, source }),
+            read => read.map_err(|source| Error::Read { path, source }),
         }
     }
 
     /// Sends the request over one connection. Returns the certificate with its issuer's, and trust in the authority.
     fn attempt(&self, request: &Outgoing, end: Instant) -> Result<(String, Trust), JoinError> {
-        let cancel = Cancel::new();
-        let mut failed = None;
-        for (address, limit) in self.target.addresses(left(end)?, &cancel)? {
-            let stream = match address.connect(&self.tcp, limit, &cancel) {
-                Ok(stream) => stream,
-                Err(e) => {
-                    failed = Some(e);
-                    continue;
-                }
-            };
-            let connector = ServerCheck::Pinned(self.token.authority())
-                .connector(None)?
-                .protocol(JOIN_PROTOCOL);
-            let mut secured =
-                connector.connect(stream, self.target.server_name(), &BufferPool::new(), end)?;
-            // Before a byte is sent: a server without this protocol does not know what would come.
-            if secured.alpn.as_deref() != Some(JOIN_PROTOCOL) || secured.version != "TLSv1.3" {
-                return Err(JoinError::NotOffered);
-            }
-            let trust = Trust::pinned(&secured.peer, self.token.authority(), wall_clock());
-            let trust = trust.map_err(|fault| JoinError::Answer(fault.to_string()))?;
-            secured.halves.stream.set_write_timeout(Some(left(end)?))?;
-            secured.halves.transmit.transmit(std::slice::from_ref(request))?;
-            let answer = receive(&mut secured.halves, MAX_ANSWER, end)?;
-            let _ = secured.halves.transmit.finish();
-            let answer = JoinAnswer::read(&answer).map_err(JoinError::Answer)?;
-            if answer.refused.is_empty() {
-                return Ok((answer.certificate, trust));
-            }
-            return Err(JoinError::Refused {
-                word: excerpt(answer.refused).to_string(),
-                detail: excerpt(answer.detail).to_string(),
-            });
+        let stream = self
+            .target
+            .connect(&TcpOptions::default(), left(end)?, &Cancel::new())?;
+        let name = self.target.server_name();
+        // The certificates are checked below. TLS has checked that the server holds the key of the first one.
+        let connector = ServerCheck::Nothing.connector(None)?.protocol(JOIN_PROTOCOL);
+        let mut secured = connector.connect(stream, name, &BufferPool::new(), end)?;
+        // Before a byte is sent.
+        let trust = Trust::pinned(&secured.peer, self.token.authority(), wall_clock())?;
+        if secured.alpn.as_deref() != Some(JOIN_PROTOCOL) || secured.version != "TLSv1.3" {
+            return Err(JoinError::NotOffered);
         }
-        Err(failed.unwrap_or_else(|| io::ErrorKind::NotFound.into()).into())
+        secured.halves.stream.set_write_timeout(Some(left(end)?))?;
+        secured.halves.transmit.transmit(slice::from_ref(request))?;
+        let answer = receive(&mut secured.halves, MAX_ANSWER, end)?;
+        let _ = secured.halves.transmit.finish();
+        let answer = answer
+            .map_err(|e| e.to_string())
+            .and_then(|answer| JoinAnswer::read(&answer));
+        let answer = answer.map_err(JoinError::Answer)?;
+        if answer.refused.is_empty() {
+            return Ok((answer.certificate, trust));
+        }
+        let [word, detail] = [answer.refused, answer.detail].map(|text| excerpt(text).to_string());
+        Err(JoinError::Refused { word, detail })
     }
 }
 
@@ -287,9 +271,12 @@ pub enum JoinError {
     /// The server cannot be reached, or the connection was lost.
     #[error("cannot reach the server: {0}")]
     Lost(#[from] io::Error),
-    /// TLS failed: above all, the server has not proved that it is of the token's authority.
-    #[error("{0}")]
-    Tls(TlsError),
+    /// TLS failed.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The server has not proved that it is one of the token's authority. Nothing was sent to it.
+    #[error("the server is not trusted: {0}")]
+    Server(#[from] Fault),
     /// The server lets no node join.
     #[error("the server lets no node join")]
     NotOffered,
@@ -310,32 +297,19 @@ impl JoinError {
     /// True if another attempt may succeed.
     fn may_retry(&self) -> bool {
         match self {
-            Self::Lost(_) => true,
-            Self::Refused { word, .. } => [JoinRefusal::Busy, JoinRefusal::Unavailable]
-                .iter()
-                .any(|busy| busy.word() == word),
+            Self::Lost(_) | Self::Tls(TlsError::Io(_) | TlsError::Deadline) => true,
+            Self::Refused { word, .. } => {
+                word == JoinRefusal::Busy.word() || word == JoinRefusal::Unavailable.word()
+            }
             _ => false,
         }
     }
 }
 
-impl From<TlsError> for JoinError {
-    fn from(error: TlsError) -> Self {
-        match error {
-            TlsError::Io(e) => Self::Lost(e),
-            TlsError::Deadline => Self::Lost(io::ErrorKind::TimedOut.into()),
-            other => Self::Tls(other),
-        }
-    }
-}
-
-/// The content of `node.pem`.
-fn joined(chain: &str, key: &NodeKey) -> Vec<u8> {
-    format!("{chain}{}", key.to_pem()).into_bytes()
-}
-
-fn write(path: &Path, text: &[u8]) -> Result<(), Error> {
-    let written = replace_with_mode(path, text, Some(0o600));
+/// Writes a file that only its owner may read, in one step, and its directory.
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    let written = path.parent().map_or(Ok(()), fs::create_dir_all);
+    let written = written.and_then(|()| replace_with_mode(path, text.as_bytes(), Some(0o600)));
     written.map_err(|source| Error::Write {
         path: path.to_owned(),
         source,
@@ -398,15 +372,11 @@ fn renew(
     before: &Identity,
     trust: &Trust,
 ) -> Result<String, Box<dyn std::error::Error>> {
-    let key = NodeKey::new()?;
-    let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, key.signing_request()?);
+    let key = node_key()?;
+    let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, signing_request(&key, "the new key")?);
     let answer = client.request(frame, ANSWER)?;
-    let chain = String::from_utf8_lossy(answer.payload_bytes()).into_owned();
-    let renewed = NodeFiles::issued(&chain, &key, trust, before.roles())?;
-    if renewed.uuid() != before.uuid() {
-        return Err("the new certificate is bound to another UUID".into());
-    }
-    files.save(&chain, &key)?;
+    let chain = String::from_utf8_lossy(answer.payload_bytes());
+    let renewed = files.save(&chain, &key, trust, before.roles(), before.uuid())?;
     client.renew(&renewed, trust)?;
     Ok(renewed.info().not_after_text())
 }

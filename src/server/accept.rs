@@ -29,8 +29,8 @@ use ssntp_transport::excerpt;
 use ssntp_transport::slots::PATIENCE;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
-    Acceptance, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after, drain,
-    left, locked, refuse,
+    Acceptance, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, after, drain, left, locked,
+    refuse,
 };
 
 /// The time for which the peer may read after a refusal, before the socket is closed.
@@ -243,12 +243,8 @@ impl Environment {
             certificate => format!("({certificate}) {}", excerpt(why)),
         };
         info!(target: AUDIT, "{what}: {peer}: {why}");
-        let host = match peer {
-            PeerAddress::Ip(address) => Some(address.ip()),
-            _ => None,
-        };
         let mut log = locked(&self.newcomers);
-        let more = log.admit(host, what, now());
+        let more = log.admit(peer.host(), what, now());
         drop(log);
         if let Some(more) = more {
             log!(target: "ssntp::server", level, "{peer}: {what}: {why}{more}");

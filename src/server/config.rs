@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -84,7 +85,7 @@ pub struct ServerConfig {
     pub(super) queue_budget: Option<u64>,
     pub(super) patience: Duration,
     pub(super) federation: Option<Federation>,
-    pub(super) enrolment: Option<Enrolment>,
+    pub(super) enrolment: Option<Arc<Enrolment>>,
     /// The way to the thread that renews certificates, once the server starts.
     pub(super) renewals: Option<Sender<Renewal>>,
 }
@@ -180,7 +181,7 @@ impl ServerConfig {
     #[cfg(feature = "issue")]
     #[must_use]
     pub fn enrol(mut self, enrolment: Enrolment) -> Self {
-        self.enrolment = Some(enrolment);
+        self.enrolment = Some(Arc::new(enrolment));
         self
     }
 

@@ -9,7 +9,6 @@
 //! A connection with which a node joins keeps its slot of the newcomers from TLS to its end, and no code of sessions
 //! runs for it. The store may block, so it is called by these two kinds of threads alone.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -27,8 +26,11 @@ use super::state::Renewal;
 use crate::clock::wall_clock;
 use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
 use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
-use ssntp_transport::{Duplex, Halves, Newcomer, PeerAddress, drain, locked, refuse, setters, threads};
+use ssntp_transport::{Duplex, Halves, Newcomer, drain, locked, refuse, setters, threads};
 
+/// The nodes that may join at a time, and those of one address.
+const AT_A_TIME: usize = 64;
+const OF_ADDRESS: usize = 16;
 /// The time for which a wrong proof has to wait for its answer.
 const DELAY: Duration = Duration::from_secs(1);
 /// The time for which the node may read after the answer.
@@ -63,59 +65,37 @@ pub trait EnrolmentStore: Send + Sync {
 }
 
 /// Lets nodes join with tokens, and renews their certificates over their sessions: see
-/// [`ServerConfig::enrol`](super::ServerConfig::enrol). A clone shares issuer and store.
-#[derive(Clone)]
+/// [`ServerConfig::enrol`](super::ServerConfig::enrol).
 pub struct Enrolment {
-    issuer: Arc<Mutex<Arc<Issuer>>>,
-    store: Arc<dyn EnrolmentStore>,
+    issuer: Issuer,
+    store: Box<dyn EnrolmentStore>,
     lifetime: Duration,
-    at_a_time: usize,
-    of_address: usize,
-    places: Arc<Mutex<HashMap<Option<IpAddr>, usize>>>,
+    /// The hosts of the nodes that join at present.
+    hosts: Mutex<Vec<Option<IpAddr>>>,
 }
 
 impl fmt::Debug for Enrolment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Enrolment")
-            .field("issuer", &self.issuer)
-            .finish_non_exhaustive()
+        write!(f, "Enrolment({:?})", self.issuer)
     }
 }
 
 impl Enrolment {
-    /// Issues the certificates of nodes with this issuer.
+    /// Issues the certificates of nodes with this issuer. At most 64 nodes join at a time, and 16 from one
+    /// address, each in a slot of [`max_handshakes`](super::ServerConfig::max_handshakes). Further ones are told
+    /// to try again.
     pub fn new(issuer: Issuer, store: impl EnrolmentStore + 'static) -> Self {
         Self {
-            issuer: Arc::new(Mutex::new(Arc::new(issuer))),
-            store: Arc::new(store),
+            issuer,
+            store: Box::new(store),
             lifetime: Duration::from_secs(30 * 86_400),
-            at_a_time: 64,
-            of_address: 16,
-            places: Arc::default(),
+            hosts: Mutex::default(),
         }
     }
 
     setters! {
         /// The lifetime of the certificates. Default: 30 days.
         lifetime: Duration;
-
-        /// The number of nodes that may join at a time. Each uses a slot of
-        /// [`max_handshakes`](super::ServerConfig::max_handshakes). Further ones are refused, and try again.
-        /// Default: 64.
-        at_a_time: usize;
-
-        /// The number of nodes that may join at a time from one address. Default: 16.
-        of_address: usize;
-    }
-
-    /// Replaces the issuer, also in a running server.
-    pub fn set_issuer(&self, issuer: Issuer) {
-        *locked(&self.issuer) = Arc::new(issuer);
-    }
-
-    /// The present issuer.
-    pub fn issuer(&self) -> Arc<Issuer> {
-        Arc::clone(&locked(&self.issuer))
     }
 
     /// Serves one connection with which a node joins, until its end.
@@ -126,21 +106,16 @@ impl Enrolment {
         mut halves: Halves,
         deadline: Instant,
     ) {
-        let place = self.place(newcomer.peer());
-        let answered = match &place {
-            Some(_) => receive(&mut halves, MAX_REQUEST, deadline).map(|yaml| self.join(&yaml, wall_clock())),
+        let place = Place::take(&self.hosts, newcomer.peer().host());
+        let request = match &place {
+            Some(_) => receive(&mut halves, MAX_REQUEST, deadline),
             None => Ok(Err(JoinRefusal::Busy)),
         };
-        let decided = match answered {
-            Ok(decided) => decided,
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => Err(JoinRefusal::Request(e.to_string())),
+        let decided = match request {
+            Ok(request) => request.and_then(|yaml| self.join(&yaml, wall_clock())),
             Err(e) => {
-                let word = if e.kind() == io::ErrorKind::TimedOut {
-                    "timeout"
-                } else {
-                    "lost"
-                };
-                environment.refused(newcomer, word);
+                let is_late = e.kind() == io::ErrorKind::TimedOut;
+                environment.refused(newcomer, if is_late { "timeout" } else { "lost" });
                 return environment.log_newcomer(newcomer, Level::Info, "no join", "", &e);
             }
         };
@@ -167,10 +142,10 @@ impl Enrolment {
     fn join(&self, yaml: &[u8], now: SystemTime) -> Result<Enrolled, JoinRefusal> {
         let request: JoinRequest = read_request(yaml).map_err(JoinRefusal::Request)?;
         let signing = SigningRequest::from_pem(&request.request)?;
-        let issuer = self.issuer();
+        let issuing = (&self.issuer, self.lifetime, now);
         self.store
             .join(&request.id, signing.digest(), &mut |token, before| {
-                token.redeem(&request, &signing, before, (&issuer, self.lifetime, now))
+                token.redeem(&request, &signing, before, issuing)
             })
     }
 
@@ -194,42 +169,30 @@ impl Enrolment {
             return refused("the certificate is valid for more than half of its life");
         }
         let signing = SigningRequest::from_pem(&String::from_utf8_lossy(request))?;
-        let enrolled = self.issuer().issue(&signing, before.roles, uuid, self.lifetime)?;
+        let enrolled = self.issuer.issue(&signing, before.roles, uuid, self.lifetime)?;
         self.store.renew(before, &enrolled)?;
         Ok(enrolled)
     }
+}
 
-    /// A place for one node that joins. `None` if there is none.
-    fn place(&self, peer: PeerAddress) -> Option<Place<'_>> {
-        let host = match peer {
-            PeerAddress::Ip(address) => Some(address.ip()),
-            _ => None,
-        };
-        let mut places = locked(&self.places);
-        if places.values().sum::<usize>() >= self.at_a_time {
-            return None;
-        }
-        let of_host = places.entry(host).or_default();
-        if *of_host >= self.of_address {
-            return None;
-        }
-        *of_host += 1;
-        Some(Place(&self.places, host))
+/// One of the nodes that join at present, by its host.
+struct Place<'a>(&'a Mutex<Vec<Option<IpAddr>>>, Option<IpAddr>);
+
+impl<'a> Place<'a> {
+    /// `None` if too many nodes join.
+    fn take(hosts: &'a Mutex<Vec<Option<IpAddr>>>, host: Option<IpAddr>) -> Option<Self> {
+        let mut present = locked(hosts);
+        let of_host = present.iter().filter(|other| **other == host).count();
+        (present.len() < AT_A_TIME && of_host < OF_ADDRESS).then(|| present.push(host))?;
+        Some(Self(hosts, host))
     }
 }
 
-/// A node that joins at present.
-struct Place<'a>(&'a Mutex<HashMap<Option<IpAddr>, usize>>, Option<IpAddr>);
-
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut places = locked(self.0);
-        if let Some(of_host) = places.get_mut(&self.1) {
-            *of_host -= 1;
-            if *of_host == 0 {
-                places.remove(&self.1);
-            }
-        }
+        let mut present = locked(self.0);
+        let own = present.iter().position(|host| *host == self.1);
+        own.map(|own| present.swap_remove(own));
     }
 }
 
@@ -243,7 +206,7 @@ fn shown(enrolled: &Enrolled) -> impl fmt::Display {
 
 /// Starts the thread that renews certificates. It ends when the sender of the returned channel is dropped.
 pub(super) fn start(
-    enrolment: Enrolment,
+    enrolment: Arc<Enrolment>,
     jobs: Receiver<Renewal>,
     handle: ServerHandle,
 ) -> io::Result<JoinHandle<()>> {

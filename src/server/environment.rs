@@ -38,7 +38,7 @@ pub struct Environment {
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
     pub(super) handshakes: HandshakeCounters,
     /// Lets nodes join.
-    pub(super) enrolment: Option<Enrolment>,
+    pub(super) enrolment: Option<Arc<Enrolment>>,
 }
 
 /// The TLS acceptor for these credentials. A server without links uses no ALPN, so clients that offer

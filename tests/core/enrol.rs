@@ -12,8 +12,8 @@ use ssntp::client::{
     Client, ClientConfig, ClientEvent, Join, JoinError, NodeFiles, RequestError, SessionEnd,
 };
 use ssntp::pki::{
-    CertificateRequest, Enrolled, Identity, Issuer, JoinRefusal, JoinRequest, JoinToken, NodeKey,
-    ServerCheck, StoredToken, Trust,
+    CertificateRequest, Enrolled, Identity, Issuer, JoinRefusal, JoinRequest, JoinToken, ServerCheck,
+    StoredToken, Trust, node_key, signing_request,
 };
 use ssntp::server::{Enrolment, EnrolmentStore, Redeem, Server};
 use ssntp::testkit::{Faults, Testkit, Tokens};
@@ -91,8 +91,8 @@ fn word(refused: Result<NodeFiles, JoinError>) -> String {
 }
 
 /// Sends bytes over a connection with which a node joins, and returns the answer.
-fn raw(network: &MemoryListener, token: &JoinToken, bytes: &[u8]) -> Option<String> {
-    let mut secured = secure(network, token);
+fn raw(network: &MemoryListener, bytes: &[u8]) -> Option<String> {
+    let mut secured = secure(network);
     let _ = secured
         .halves
         .transmit
@@ -100,8 +100,8 @@ fn raw(network: &MemoryListener, token: &JoinToken, bytes: &[u8]) -> Option<Stri
     answer(&mut secured)
 }
 
-fn secure(network: &MemoryListener, token: &JoinToken) -> Secured {
-    let connector = ServerCheck::Pinned(token.authority()).connector(None).unwrap();
+fn secure(network: &MemoryListener) -> Secured {
+    let connector = ServerCheck::Nothing.connector(None).unwrap();
     let stream = Arc::new(network.connect(Faults::default(), Faults::default()).unwrap());
     let deadline = Instant::now() + LIMIT;
     connector
@@ -209,12 +209,12 @@ fn a_node_sends_nothing_to_a_server_of_another_authority() {
     let (cluster, other) = (Cluster::new(), Cluster::new());
     let foreign = other.token(1);
     let refused = cluster.join(&foreign, "node").run().unwrap_err();
-    assert!(matches!(refused, JoinError::Tls(_)), "{refused}");
+    assert!(matches!(refused, JoinError::Server(_)), "{refused}");
     let why = "shows no certificate of the authority that is expected";
     assert!(refused.to_string().contains(why), "{refused}");
     let figures = cluster.server.handle().figures().unwrap();
     assert!(figures.handshakes.enrolments.is_empty());
-    assert_eq!(figures.handshakes.refused["tls"], 1);
+    assert!(cluster.tokens.enrolled().is_empty());
 }
 
 /// Ends TLS as a relay does, with the certificate of a node and that of the authority.
@@ -267,7 +267,7 @@ fn a_relay_that_ends_tls_gets_no_byte_of_the_request() {
             .run()
             .unwrap_err();
         assert!(refused.to_string().contains(why), "{refused}");
-        assert!(relay.join().unwrap().is_err());
+        assert_eq!(relay.join().unwrap().unwrap(), None);
     }
     assert_eq!(cluster.tokens.tokens()[0].uses_left, 1);
 }
@@ -285,7 +285,7 @@ fn a_request_that_asks_for_more_than_a_certificate_is_refused() {
             .unwrap()
             .pem()
             .unwrap();
-        raw(cluster.kit.network(), &token, &request_of(&token, &pem)).unwrap()
+        raw(cluster.kit.network(), &request_of(&token, &pem)).unwrap()
     };
     let controller = ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 4, 1, 343, 8, 3]);
     for (answer, what) in [
@@ -314,8 +314,8 @@ fn a_request_that_asks_for_more_than_a_certificate_is_refused() {
         (3, 1)
     );
     // The same request without that is answered with a certificate.
-    let pem = NodeKey::new().unwrap().signing_request().unwrap();
-    let answer = raw(cluster.kit.network(), &token, &request_of(&token, &pem)).unwrap();
+    let pem = signing_request(&node_key().unwrap(), "key").unwrap();
+    let answer = raw(cluster.kit.network(), &request_of(&token, &pem)).unwrap();
     assert!(answer.contains("BEGIN CERTIFICATE"), "{answer}");
 }
 
@@ -346,7 +346,7 @@ fn stolen(issuer: &Issuer, arc: u64, directory: &Path) -> Identity {
 #[test]
 fn a_stolen_issuer_makes_no_controller_and_no_server() {
     let cluster = Cluster::new();
-    let issuer = cluster.kit.enrolment(&cluster.tokens).unwrap().issuer();
+    let issuer = cluster.kit.authority().issuer("issuer", Role::AGENT, 9).unwrap();
     let trust = cluster.kit.trust();
     let connect = |identity, network: &MemoryListener| {
         let config = ClientConfig::new(identity, trust.clone()).connect_in_memory(network);
@@ -467,7 +467,7 @@ fn a_server_without_an_issuer_lets_no_node_join() {
         .unwrap_err();
     // It shows no certificate of its authority, and knows no such protocol.
     assert!(
-        matches!(refused, JoinError::Tls(_) | JoinError::NotOffered),
+        matches!(refused, JoinError::Server(_) | JoinError::NotOffered),
         "{refused}"
     );
 }
@@ -507,15 +507,15 @@ fn a_client_of_another_protocol_still_needs_a_certificate() {
 #[test]
 fn a_request_that_is_too_long_or_no_yaml_is_refused() {
     let cluster = Cluster::new();
-    let (token, network) = (cluster.token(1), cluster.kit.network());
+    let network = cluster.kit.network();
     let long = (16 * 1024 + 1_u32).to_be_bytes();
-    let answer = raw(network, &token, &long).unwrap();
+    let answer = raw(network, &long).unwrap();
     assert!(
         answer.contains("refused: request") && answer.contains("16385"),
         "{answer}"
     );
     for yaml in ["", "{", "roles: operator", "a: &a [*a]", "request: no PEM"] {
-        let answer = raw(network, &token, &framed(yaml)).unwrap();
+        let answer = raw(network, &framed(yaml)).unwrap();
         assert!(answer.contains("refused: request"), "{yaml}: {answer}");
     }
     assert_eq!(cluster.counted("request"), 6);
@@ -524,14 +524,14 @@ fn a_request_that_is_too_long_or_no_yaml_is_refused() {
 #[test]
 fn a_node_that_sends_slowly_is_ended_at_the_deadline_and_hinders_no_other() {
     let cluster = Cluster::with(
-        |enrolment| enrolment.at_a_time(3).of_address(3),
+        |enrolment| enrolment,
         |config| config.handshake_timeout(Duration::from_millis(500)),
     );
     let token = cluster.token(1);
     // Two that send a byte and then nothing.
     let mut slow: Vec<_> = (0..2)
         .map(|_| {
-            let mut secured = secure(cluster.kit.network(), &token);
+            let mut secured = secure(cluster.kit.network());
             secured
                 .halves
                 .transmit
@@ -551,22 +551,19 @@ fn a_node_that_sends_slowly_is_ended_at_the_deadline_and_hinders_no_other() {
 #[test]
 fn many_wrong_proofs_from_one_address_do_not_hinder_another() {
     let cluster = Cluster::with(
-        |enrolment| enrolment.at_a_time(8).of_address(4),
+        |enrolment| enrolment,
         |config| config.listen("127.0.0.1:0".parse().unwrap()),
     );
     // The guesses come over TCP, and the honest node from memory, so their addresses differ.
     let address = cluster.server.addresses()[0].clone();
     let unknown = JoinToken::new(address.clone(), cluster.kit.authority().info()).unwrap();
-    let pem = NodeKey::new().unwrap().signing_request().unwrap();
+    let pem = signing_request(&node_key().unwrap(), "key").unwrap();
     let guess = |secured: &mut Secured| {
         let request = Outgoing::whole(request_of(&unknown, &pem).into(), 1);
         secured.halves.transmit.transmit(&[request]).unwrap();
     };
-    let connector = ServerCheck::Pinned(unknown.authority())
-        .connector(None)
-        .unwrap()
-        .protocol(PROTOCOL);
-    let mut guesses: Vec<_> = (0..8)
+    let connector = ServerCheck::Nothing.connector(None).unwrap().protocol(PROTOCOL);
+    let mut guesses: Vec<_> = (0..20)
         .map(|_| {
             let tcp = Target::Address(address.clone());
             let stream = tcp
@@ -654,7 +651,7 @@ fn a_client_renews_its_certificate_over_its_session() {
 #[test]
 fn a_certificate_is_renewed_over_a_session_only_if_it_is_bound_and_half_over_and_of_a_node() {
     let cluster = Cluster::new();
-    let pem = NodeKey::new().unwrap().signing_request().unwrap();
+    let pem = signing_request(&node_key().unwrap(), "key").unwrap();
     let renew = |identity: Identity, server: &MemoryListener, trust: Trust| {
         let client = Client::connect(ClientConfig::new(identity, trust).connect_in_memory(server)).unwrap();
         let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, pem.clone());

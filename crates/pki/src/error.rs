@@ -150,12 +150,6 @@ pub enum Fault {
         in_force: String,
     },
 
-    /// An issuer's file begins with another certificate, or the second one is not that of its authority.
-    #[error("{subject:?} is not an issuer, or the certificate after it is not that of its authority")]
-    NotIssuer {
-        /// The subject of the first certificate.
-        subject: String,
-    },
     /// There is no signing request (PKCS#10), or it has a signature or key that cannot be used.
     #[error("the signing request cannot be used: {0}")]
     SigningRequest(String),
@@ -275,12 +269,9 @@ pub enum BadRequest {
     /// The mask has bits that are not a role.
     #[error("{0:#x} is not a role")]
     UnknownRole(u32),
-    /// An issuer gives the roles of nodes alone.
-    #[error("an issuer gives the roles agent, netagent and cnciagent, not {0}")]
-    IssuerRole(Role),
-    /// The issuer's own certificate does not list a role.
-    #[error("this issuer gives the roles {given}, not {roles}")]
-    RoleNotGiven {
+    /// An issuer gives the roles of nodes alone, and only those in its own certificate.
+    #[error("an issuer gives the roles {given}, not {roles}")]
+    IssuerRole {
         /// The roles that were asked for.
         roles: Role,
         /// The roles that it may give.

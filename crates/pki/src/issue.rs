@@ -85,22 +85,26 @@ impl Authority {
     /// [`Error::Read`]; [`Error::Content`] if a file is not PEM, does not hold an authority's
     /// certificate or its key, or the authority has expired. With ring alone the key must be PKCS#8.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self, Error> {
-        let certificate_path = directory.as_ref().join(CERTIFICATE_FILE);
-        let key_path = directory.as_ref().join(KEY_FILE);
-        let origin = store::origin(&certificate_path);
-        let certificate_pem = String::from_utf8_lossy(&store::read(&certificate_path)?).into_owned();
-        let key_pem = String::from_utf8_lossy(&store::read(&key_path)?).into_owned();
+        let directory = directory.as_ref();
+        Self::load_files(&directory.join(CERTIFICATE_FILE), &directory.join(KEY_FILE))
+    }
+
+    /// As [`load`](Self::load), from these files, which may be the same one.
+    pub(crate) fn load_files(certificate_path: &Path, key_path: &Path) -> Result<Self, Error> {
+        let origin = store::origin(certificate_path);
+        let certificate_pem = String::from_utf8_lossy(&store::read(certificate_path)?).into_owned();
+        let key_pem = String::from_utf8_lossy(&store::read(key_path)?).into_owned();
 
         let sections = store::Sections::read(certificate_pem.as_bytes());
         let info = sections
             .and_then(|sections| CertificateInfo::from_der(&sections.certificates()?[0]))
             .and_then(|info| info.check_validity(der::now()).map(|()| info))
             .map_err(Error::content(&origin))?;
-        let key_origin = store::origin(&key_path);
+        let key_origin = store::origin(key_path);
         let unfit = |fault| Error::content(&key_origin)(fault);
         let sections = store::Sections::read(key_pem.as_bytes()).map_err(unfit)?;
         let key = sections.key().map_err(unfit)?;
-        store::warn_of_open_key(&key_path);
+        store::warn_of_open_key(key_path);
         let signing = signing_key(key.clone_key(), &key_origin)?;
         certify(vec![info.der.clone()], signing).map_err(unfit)?;
         let pair = key_pair(&key).map_err(unfit)?;

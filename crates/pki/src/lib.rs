@@ -30,7 +30,7 @@
 //! | `pem` | PEM texts, cut into sections |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and its certificates (feature `issue`) |
-//! | `issuer` | `Issuer`: an authority for the roles of nodes; `NodeKey`, `SigningRequest` (feature `issue`) |
+//! | `issuer` | `Issuer`: an authority for the roles of nodes; `SigningRequest` (feature `issue`) |
 //! | `token` | `JoinToken`, `StoredToken`, and the decision about a join (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
 //! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
@@ -109,7 +109,7 @@ pub use self::inspect::CertificateInfo;
 #[cfg(feature = "issue")]
 pub use self::issue::{Authority, Issued};
 #[cfg(feature = "issue")]
-pub use self::issuer::{Enrolled, Issuer, NodeKey, SigningRequest};
+pub use self::issuer::{Enrolled, Issuer, SigningRequest, node_key, signing_request};
 pub use self::kept::KeptCertificate;
 pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
 #[cfg(feature = "issue")]

@@ -79,17 +79,21 @@ impl Trust {
         Self::of_valid(authorities, origin).map_err(Error::content(origin))
     }
 
-    /// Trust in the authority whose public key has this digest, and whose certificate a server shows after its
-    /// own. The authority has to have signed its certificate itself.
+    /// Checks the certificates of a server, its own first, by a client that knows only the SHA-256 digest of the
+    /// authority's public key: one of them has that key and was signed by it, and the first has a server's role
+    /// and passes [`verify_at`](Self::verify_at) below it. Returns trust in that authority.
     ///
     /// # Errors
-    /// [`Fault::NotPinned`] if the chain has no such certificate; the fault of that certificate.
-    pub fn pinned(chain: &[CertificateDer<'_>], key: &[u8; 32], at: SystemTime) -> Result<Self, Fault> {
+    /// The first [`Fault`] that was found; [`Fault::NotPinned`] if no certificate has the key.
+    pub fn pinned(chain: &[CertificateDer<'static>], key: &[u8; 32], at: SystemTime) -> Result<Self, Fault> {
         for certificate in chain {
             let info = CertificateInfo::from_der(certificate)?;
             if info.key_digest()? == *key && der::is_signed_by(certificate, info.public_key()?) {
                 info.check_validity(at)?;
-                return Self::new(vec![info]);
+                let trust = Self::new(vec![info])?;
+                let roles = trust.verify_at(chain, at)?.roles;
+                let is_server = roles.intersects(Role::SERVER | Role::SCHEDULER);
+                return is_server.then_some(trust).ok_or(Fault::NotServer(roles));
             }
         }
         Err(Fault::NotPinned)

@@ -20,7 +20,6 @@ use crate::der::algorithms;
 use crate::error::Fault;
 use crate::identity::Identity;
 use crate::inspect::CertificateInfo;
-use crate::role::Role;
 use crate::trust::Trust;
 use crate::version_1::Version1;
 use ssntp_transport::provider;
@@ -77,9 +76,6 @@ pub enum ServerCheck<'a> {
     /// of that authority can pose as the server. Certificates of X.509 version 1, which do not state
     /// their usage, are accepted as well.
     Authority(&'a Trust),
-    /// The certificate has a server's role, and comes from the authority whose public key has this SHA-256
-    /// digest, and whose certificate the server shows as well. For a node that joins: it has no trust yet.
-    Pinned(&'a [u8; 32]),
     /// No check. The bytes are encrypted, but an attacker between the two ends can pose as the
     /// server and read them.
     Nothing,
@@ -95,9 +91,6 @@ impl ServerCheck<'_> {
         let (trust, any_name) = match self {
             Self::Name(trust) => (Some(trust), false),
             Self::Authority(trust) => (Some(trust), true),
-            Self::Pinned(key) => {
-                return Connector::new(Arc::new(OfPinned(*key)), identity.map(Identity::certified_key));
-            }
             Self::Nothing => (None, true),
         };
         if let (Some(trust), Some(identity)) = (trust, identity) {
@@ -309,38 +302,6 @@ impl ServerCertVerifier for OfServers {
         }
         check_chain(trust, end_entity, intermediates, now)?;
         Ok(ServerCertVerified::assertion())
-    }
-
-    check_keys!();
-}
-
-/// Checks a server by the public key of its authority.
-#[derive(Debug)]
-struct OfPinned([u8; 32]);
-
-impl Successor for OfPinned {
-    fn check_follows(&self, _: &dyn Any) -> Result<(), String> {
-        Ok(())
-    }
-}
-
-impl ServerCertVerifier for OfPinned {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let at = UNIX_EPOCH + Duration::from_secs(now.as_secs());
-        let shown = std::iter::once(end_entity).chain(intermediates);
-        let chain: Vec<_> = shown.map(|shown| shown.clone().into_owned()).collect();
-        let verified = Trust::pinned(&chain, &self.0, at).and_then(|trust| trust.verify_at(&chain, at));
-        match verified.map_err(refused)?.roles {
-            roles if roles.intersects(Role::SERVER | Role::SCHEDULER) => Ok(ServerCertVerified::assertion()),
-            roles => Err(refused(Fault::NotServer(roles))),
-        }
     }
 
     check_keys!();

@@ -159,8 +159,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .start_time(QUIET, args.start_limit.into())
         .given(args.config.as_ref(), SchedulerConfig::configuration_file)
         .given(args.state.as_ref(), SchedulerConfig::state);
-    let enrols = args.enrolment()?;
-    let records = enrols.as_ref().map(|(records, _)| records.clone());
+    let (records, enrolment) = args.enrolment()?.unzip();
     let config = config.given(records.clone(), SchedulerConfig::enrolments);
     let (identity, trust, read) = args.files.read_as(Role::SCHEDULER)?;
     // Certificates that operators revoke are refused beside those of --crl.
@@ -172,7 +171,6 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let credentials = RefCell::new((identity, trust));
     let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
     let server = args.admission.apply(server, !args.allow_unbound);
-    let enrolment = enrols.as_ref().map(|(_, enrolment)| enrolment.clone());
     let server = server.given(enrolment, ServerConfig::enrol);
     let scheduler = Scheduler::new(config).map_err(Failure::new)?;
     let (shown, of_engine) = args.join.read()?;

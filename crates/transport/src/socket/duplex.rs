@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -101,6 +101,16 @@ pub enum PeerAddress {
     Unix,
     /// The other end of an in-memory pair.
     Memory,
+}
+
+impl PeerAddress {
+    /// The IP address, if it has one.
+    pub fn host(self) -> Option<IpAddr> {
+        match self {
+            Self::Ip(address) => Some(address.ip()),
+            Self::Unix | Self::Memory => None,
+        }
+    }
 }
 
 impl fmt::Display for PeerAddress {
