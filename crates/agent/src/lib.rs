@@ -91,7 +91,7 @@
 //! | `figures` | [`AgentFigures`]: a snapshot for metrics |
 //! | [`driver`] | runs instances |
 //! | [`network`] | what a START asks for, and the traits of those who set networks up |
-//! | `stepped` | [`SteppedAgent`]: an agent without threads, for programs with thousands of agents |
+//! | `simulation` | the state machine, for the simulations of this repository |
 
 #![deny(missing_docs)]
 
@@ -102,7 +102,8 @@ pub mod network;
 mod place;
 mod policy;
 mod runner;
-mod stepped;
+#[doc(hidden)]
+pub mod simulation;
 mod store;
 mod streams;
 pub mod tree;
@@ -111,4 +112,3 @@ mod worker;
 pub use self::figures::{AgentFigures, AgentLimits, CrewFigures};
 pub use self::policy::{Policy, PolicyError, RunAs};
 pub use self::runner::{Agent, AgentConfig, AgentError, DEFAULT_MAX_INSTANCES};
-pub use self::stepped::{Step, SteppedAgent, SteppedConfig};

@@ -1,5 +1,10 @@
 //! The inputs and outputs of the state machine, and the settings that do not change.
 
+#![expect(
+    missing_docs,
+    reason = "the crate exports these hidden, and fields say what they are"
+)]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,30 +23,30 @@ use crate::store::{NodeRecord, Record};
 
 /// The settings of an agent.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
-    pub(crate) node: Uuid,
-    pub(crate) role: Role,
+pub struct Settings {
+    pub node: Uuid,
+    pub role: Role,
     /// The first driver of this list that accepts a START runs it. Empty if the agent only
     /// reports.
-    pub(crate) drivers: Vec<Arc<dyn Driver>>,
+    pub drivers: Vec<Arc<dyn Driver>>,
     /// Shared with the workers. Only the workers look up users in the system, because that can
     /// block.
-    pub(crate) policy: Arc<Policy>,
+    pub policy: Arc<Policy>,
     /// The state directory.
-    pub(crate) state: Option<PathBuf>,
-    pub(crate) has_volumes: bool,
-    pub(crate) mem_mb: Option<i64>,
-    pub(crate) disk_mb: Option<i64>,
-    pub(crate) max_instances: usize,
-    pub(crate) interval: Duration,
-    pub(crate) grace: Duration,
+    pub state: Option<PathBuf>,
+    pub has_volumes: bool,
+    pub mem_mb: Option<i64>,
+    pub disk_mb: Option<i64>,
+    pub max_instances: usize,
+    pub interval: Duration,
+    pub grace: Duration,
     /// Tenants' networks; `None` if instances use the host's network.
-    pub(crate) network: Option<Arc<dyn Network>>,
+    pub network: Option<Arc<dyn Network>>,
 }
 
 /// An input of the state machine.
 #[derive(Debug)]
-pub(crate) enum Input {
+pub enum Input {
     /// A session was established.
     Connected { configuration: Option<Bytes> },
     /// The session has ended.
@@ -62,7 +67,7 @@ pub(crate) enum Input {
 
 /// The outcome of a job.
 #[derive(Debug)]
-pub(crate) enum Done {
+pub enum Done {
     /// The instance has to be killed, because it breaks a rule of its node.
     Condemned {
         instance: Uuid,
@@ -102,7 +107,7 @@ pub(crate) enum Done {
 
 /// An output of the state machine.
 #[derive(Debug)]
-pub(crate) enum Action {
+pub enum Action {
     Send(Frame),
     Job(Job),
     Stream(StreamOrder),
@@ -112,7 +117,7 @@ pub(crate) enum Action {
 
 /// Work that can block. A worker does it.
 #[derive(Debug)]
-pub(crate) enum Job {
+pub enum Job {
     Launch(Box<LaunchJob>),
     /// Write an instance's record. The outcome is [`Done::Unsaved`] if that fails; otherwise there is
     /// none.
@@ -148,7 +153,7 @@ pub(crate) enum Job {
 
 impl Job {
     /// The instance of the job. Jobs of one instance are done in their order.
-    pub(crate) fn instance(&self) -> Option<Uuid> {
+    pub fn instance(&self) -> Option<Uuid> {
         match self {
             Self::Launch(job) => Some(job.instance),
             Self::Detach(_, instance) => Some(*instance),
@@ -165,24 +170,24 @@ impl Job {
 }
 
 #[derive(Debug)]
-pub(crate) struct LaunchJob {
-    pub(crate) instance: Uuid,
-    pub(crate) driver: Arc<dyn Driver>,
-    pub(crate) payload: Arc<StartPayload>,
-    pub(crate) record: Record,
-    pub(crate) origin: Origin,
-    pub(crate) user: String,
+pub struct LaunchJob {
+    pub instance: Uuid,
+    pub driver: Arc<dyn Driver>,
+    pub payload: Arc<StartPayload>,
+    pub record: Record,
+    pub origin: Origin,
+    pub user: String,
     /// The volumes to attach before the instance starts. The flag is true if the volume is made
     /// when it does not exist.
-    pub(crate) volumes: Vec<(Uuid, bool)>,
-    pub(crate) cancel: Cancel,
+    pub volumes: Vec<(Uuid, bool)>,
+    pub cancel: Cancel,
     /// The networks of the node.
-    pub(crate) network: Option<Arc<dyn Network>>,
+    pub network: Option<Arc<dyn Network>>,
 }
 
 /// The command of a launch, as it is written to disk.
 #[derive(Clone, Debug)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// A START, as it was received. If the launch fails, the files of the instance are removed.
     Start(Bytes),
     /// A further run of an instance that is on the disk, with the changes of a RESTART if there are
@@ -192,14 +197,14 @@ pub(crate) enum Origin {
 
 /// A volume to attach or detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct VolumeOp {
-    pub(crate) volume: Uuid,
-    pub(crate) attach: bool,
+pub struct VolumeOp {
+    pub volume: Uuid,
+    pub attach: bool,
 }
 
 /// An order to the thread that reads logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StreamOrder {
+pub enum StreamOrder {
     /// Begin a stream of the instance in the directory `place`.
     Open {
         open: OpenStream,

@@ -101,7 +101,8 @@ use uuid::Uuid;
 
 use self::admission::{check_networking, choose, unsupported};
 use self::capacity::Capacity;
-pub(crate) use self::events::{Action, Done, Input, Job, LaunchJob, Origin, Settings, StreamOrder, VolumeOp};
+pub use self::events::{Action, Done, Input, Job, Settings, StreamOrder};
+pub(crate) use self::events::{LaunchJob, Origin, VolumeOp};
 use self::instance::{Cause, Instance, Life};
 use self::instances::Instances;
 use self::outbox::Outbox;
@@ -120,7 +121,7 @@ const NOTABLE: i64 = 20;
 
 /// The state machine.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub struct Control {
     settings: Arc<Settings>,
     /// The last configuration.
     launcher: LauncherConfig,
@@ -135,7 +136,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(settings: Settings, facts: Facts, now: Instant) -> Self {
+    /// A node without instances.
+    pub fn new(settings: Settings, facts: Facts, now: Instant) -> Self {
         let settings = Arc::new(Settings {
             interval: settings.interval.min(NEVER),
             grace: settings.grace.min(NEVER),
@@ -192,7 +194,7 @@ impl Control {
     }
 
     /// Handles an input. [`take_actions`](Self::take_actions) returns the outputs.
-    pub(crate) fn handle(&mut self, now: Instant, input: Input) {
+    pub fn handle(&mut self, now: Instant, input: Input) {
         let out = &mut self.outbox;
         match input {
             Input::Connected { configuration } => self.connected(now, configuration),
@@ -235,12 +237,12 @@ impl Control {
     }
 
     /// The outputs since the last call, in order.
-    pub(crate) fn take_actions(&mut self) -> Vec<Action> {
+    pub fn take_actions(&mut self) -> Vec<Action> {
         self.outbox.take_actions()
     }
 
     /// The time at which the next [`Input::Tick`] is due.
-    pub(crate) fn next_deadline(&self) -> Instant {
+    pub fn next_deadline(&self) -> Instant {
         let reports = self.reports.next_deadline(self.outbox.is_connected());
         let ends = self.instances.next_deadline(self.service.is_open());
         let retry = self.outbox.next_deadline(self.service.has_status());

@@ -13,42 +13,42 @@ use ssntp_payload::{NextState, StartPayload};
 /// The record of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Record {
+pub struct Record {
     /// The name of the driver.
-    pub(crate) driver: String,
-    pub(crate) phase: RecordPhase,
-    pub(crate) pid: i32,
-    pub(crate) start_time: u64,
-    pub(crate) boot_id: String,
+    pub driver: String,
+    pub phase: RecordPhase,
+    pub pid: i32,
+    pub start_time: u64,
+    pub boot_id: String,
     /// True while the instance runs for the first time, after its START.
-    pub(crate) first_run: bool,
+    pub first_run: bool,
     /// The exit code of the last run; -1 if it is unknown.
-    pub(crate) exit_code: i32,
+    pub exit_code: i32,
     /// The number of the signal that ended the last run; 0 if no signal did.
-    pub(crate) exit_signal: i32,
-    pub(crate) out_of_memory: bool,
+    pub exit_signal: i32,
+    pub out_of_memory: bool,
     /// The times at which the last run began and ended, in milliseconds since 1970; 0 if unknown.
-    pub(crate) started: u64,
-    pub(crate) ended: u64,
+    pub started: u64,
+    pub ended: u64,
     /// The reason why the node killed the instance, or could not start it again: a line for people.
-    pub(crate) detail: String,
+    pub detail: String,
     /// The number of restarts by the restart policy, in all and since the last long run.
-    pub(crate) restarts: u32,
-    pub(crate) restarts_in_row: u32,
+    pub restarts: u32,
+    pub restarts_in_row: u32,
     /// The instance has ended, and its restart policy is about to start it again.
-    pub(crate) restart_due: bool,
+    pub restart_due: bool,
     /// The step that follows the end of the instance.
-    pub(crate) after: RecordAfter,
+    pub after: RecordAfter,
     /// The time of writing: the boot, and the seconds since then. The time of day is not used,
     /// because it may jump.
-    pub(crate) written_boot: String,
-    pub(crate) written_uptime: u64,
+    pub written_boot: String,
+    pub written_uptime: u64,
 }
 
 /// The phase of an instance at the time of writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum RecordPhase {
+pub enum RecordPhase {
     /// The instance was being launched for the first time, and did not run yet.
     #[default]
     Starting,
@@ -61,7 +61,7 @@ pub(crate) enum RecordPhase {
 /// The step that follows the end of an instance, by a command or by retention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum RecordAfter {
+pub enum RecordAfter {
     /// No command asked for the end.
     #[default]
     Nothing,
@@ -169,30 +169,30 @@ pub(crate) fn millis(at: SystemTime) -> u64 {
 /// The record of the whole node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct NodeRecord {
+pub struct NodeRecord {
     /// The node is being evacuated, or is in maintenance.
-    pub(crate) maintenance: bool,
+    pub maintenance: bool,
     /// The next state of the machine, once the node is evacuated.
-    pub(crate) next_state: NextState,
+    pub next_state: NextState,
     /// The agent's owner has taken the node out of service.
-    pub(crate) offline: bool,
+    pub offline: bool,
     /// A former record could not be read, and nobody has restored the node since.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) closed: bool,
+    pub closed: bool,
 }
 
 /// An instance as it was found on disk.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    pub(crate) instance: Uuid,
+    pub instance: Uuid,
     /// `None` if the record can't be read; a copy was set aside.
-    pub(crate) record: Option<Record>,
+    pub record: Option<Record>,
     /// `None` if the START can't be read; a copy was set aside.
-    pub(crate) start: Option<Box<StartPayload>>,
+    pub start: Option<Box<StartPayload>>,
     /// The attached volumes.
-    pub(crate) volumes: BTreeSet<Uuid>,
+    pub volumes: BTreeSet<Uuid>,
     /// True if the last run began in another boot.
-    pub(crate) rebooted: bool,
+    pub rebooted: bool,
     /// The age of the record.
-    pub(crate) age: Duration,
+    pub age: Duration,
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::agent::{Step, SteppedAgent, SteppedConfig};
 use super::application::SharedLog;
 use ssntp::Role;
 use ssntp::proto::{Event, Frame};
@@ -18,7 +19,6 @@ use ssntp_agent::driver::{
     Commit, Driver, Ended, Exit, Found, InstanceDir, Launch, Measurable, NewsSink, Refused, RunId, Running,
     Usage, Volume,
 };
-use ssntp_agent::{Step, SteppedAgent, SteppedConfig};
 use ssntp_cluster::machine::Facts;
 use ssntp_payload::{InstanceDeleted, InstanceStopped, Start};
 use ssntp_test_support::random::Random;

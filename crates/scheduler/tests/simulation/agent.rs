@@ -1,4 +1,4 @@
-//! An agent that runs on its caller's thread, for programs with thousands of agents.
+//! The state machine of the real agent, on its caller's thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,54 +7,50 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::Role;
 use ssntp::proto::{Frame, StreamEndReason, StreamEnded};
+use ssntp_agent::Policy;
+use ssntp_agent::driver::{Driver, InstanceDir, Launch, News, NewsSink, Running};
+use ssntp_agent::simulation::{Action, Control, Done, Input, Job, Settings, StreamOrder};
+use ssntp_cluster::machine::Facts;
 use uuid::Uuid;
 
-use super::control::{Action, Control, Done, Input, Job, Settings, StreamOrder};
-use super::driver::{Driver, Launch, News, NewsSink, Running};
-use super::policy::Policy;
-use super::store;
-use ssntp_cluster::machine::Facts;
-
-/// The path of the state directory in the paths of instances. No file of it is ever used.
-const NOWHERE: &str = "/nowhere";
+/// The directory of an instance. No file of it is ever used.
+fn place(instance: Uuid) -> InstanceDir {
+    InstanceDir::new(instance, format!("/nowhere/{instance}"))
+}
 
 /// The settings of a [`SteppedAgent`].
 #[derive(Clone, Debug)]
-pub struct SteppedConfig {
+pub(super) struct SteppedConfig {
     /// The node's UUID, which is the UUID of the agent's session.
-    pub node: Uuid,
+    pub(super) node: Uuid,
     /// The role of the agent's session: AGENT, NETAGENT or both.
-    pub role: Role,
+    pub(super) role: Role,
     /// The facts that the node reports.
-    pub facts: Facts,
+    pub(super) facts: Facts,
     /// The maximum number of instances of the node.
-    pub max_instances: usize,
+    pub(super) max_instances: usize,
     /// The interval between STATS.
-    pub interval: Duration,
+    pub(super) interval: Duration,
 }
 
 /// An input of a [`SteppedAgent`].
 #[derive(Debug)]
-pub enum Step {
+pub(super) enum Step {
     /// A session was established; the payload of CONNECTED.
     Connected(Bytes),
-    /// The session has ended.
-    Disconnected,
     /// A frame was received.
     Frame(Frame),
-    /// Frames could not be sent, in this order.
-    Unsent(Vec<Frame>),
     /// [`SteppedAgent::deadline`] has passed.
     Tick,
 }
 
-/// An agent without threads, sockets or files: the state machine of [`Agent`](super::Agent), which
+/// An agent without threads, sockets or files: the state machine of `Agent`, which
 /// the caller steps.
 ///
 /// Jobs are done inside [`step`](Self::step), so the driver must not block. No file is written, and
 /// instances have no volumes and no logs.
 #[derive(Debug)]
-pub struct SteppedAgent {
+pub(super) struct SteppedAgent {
     control: Control,
     facts: Facts,
     /// The news of runs that the driver has told and that are not handled yet: at most
@@ -64,13 +60,13 @@ pub struct SteppedAgent {
 
 impl SteppedAgent {
     /// An agent whose instances are run by `driver`.
-    pub fn new(config: SteppedConfig, driver: Arc<dyn Driver>, now: Instant) -> Self {
+    pub(super) fn new(config: SteppedConfig, driver: Arc<dyn Driver>, now: Instant) -> Self {
         let facts = config.facts;
         let settings = Settings {
             node: config.node,
             role: config.role,
             drivers: vec![driver],
-            state: Some(NOWHERE.into()),
+            state: Some("/nowhere".into()),
             // These are set, so that the capacity does not depend on the machine that simulates.
             mem_mb: Some(facts.mem_total_mb),
             disk_mb: Some(facts.disk_total_mb),
@@ -87,20 +83,18 @@ impl SteppedAgent {
     }
 
     /// The time at which [`Step::Tick`] is due.
-    pub fn deadline(&self) -> Instant {
+    pub(super) fn deadline(&self) -> Instant {
         self.control.next_deadline()
     }
 
     /// Handles a step and does the jobs that follow from it. Returns the frames to send.
-    pub fn step(&mut self, now: Instant, step: Step) -> Vec<Frame> {
+    pub(super) fn step(&mut self, now: Instant, step: Step) -> Vec<Frame> {
         let mut frames = Vec::new();
         let mut inputs = vec![match step {
             Step::Connected(payload) => Input::Connected {
                 configuration: Some(payload).filter(|yaml| !yaml.is_empty()),
             },
-            Step::Disconnected => Input::Disconnected,
             Step::Frame(frame) => Input::Frame(frame),
-            Step::Unsent(frames) => Input::Unsent(frames),
             Step::Tick => Input::Tick,
         }];
         while !inputs.is_empty() {
@@ -129,7 +123,7 @@ impl SteppedAgent {
     fn work(&self, job: Job) -> Option<Done> {
         match job {
             Job::Launch(job) => {
-                let place = store::place(NOWHERE.as_ref(), job.instance);
+                let place = place(job.instance);
                 let launch = Launch {
                     place: &place,
                     payload: &job.payload,
@@ -158,7 +152,7 @@ impl SteppedAgent {
             }
             Job::Remove { instance, driver, .. } => {
                 if let Some(driver) = driver {
-                    driver.forget(&store::place(NOWHERE.as_ref(), instance));
+                    driver.forget(&place(instance));
                 }
                 let result = Ok(());
                 Some(Done::Removed { instance, result })
