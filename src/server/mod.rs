@@ -145,7 +145,7 @@ pub use self::handle::ServerHandle;
 pub use self::handler::{ClusterHandler, Handler};
 pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
 pub use self::renewal::RenewalReport;
-pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
+pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{SessionCounters, SessionId, SessionInfo, SessionKey};
 use crate::clock::{now, wall_clock};
 pub use crate::proto::Refusal;

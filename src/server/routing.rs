@@ -9,8 +9,8 @@ use super::directory::Directory;
 use super::filter::Filter;
 use super::guard::guard;
 use super::kinds::KindTable;
-use crate::proto::{Frame, FrameKind, Operands, ParseKindError};
-use ssntp_pki::{ParseRoleError, Role};
+use crate::proto::{Frame, FrameKind, Operands};
+use ssntp_pki::Role;
 
 /// The decision of a routing function about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,50 +76,6 @@ impl Rules {
             (_, Role::NONE) => rules,
             (_, receivers) => rules.multicast(kind, receivers),
         })
-    }
-
-    /// Parses rules, one in each word: `STATS=controller` sends STATS to every session with that role,
-    /// `READY=controller,scheduler` to those with either role.
-    ///
-    /// ```
-    /// use ssntp::Role;
-    /// use ssntp::proto::Command;
-    /// use ssntp::server::Rules;
-    ///
-    /// let rules = Rules::parse("STATS=controller READY=controller,scheduler")?;
-    /// assert_eq!(rules.receivers(Command::STATS), Some(Role::CONTROLLER));
-    /// # Ok::<(), ssntp::server::ParseRuleError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`ParseRuleError`] names the first word that is not a rule. [`check`](Self::check) finds rules
-    /// that cannot be used.
-    pub fn parse(text: &str) -> Result<Self, ParseRuleError> {
-        let mut words = text.split_whitespace();
-        words.try_fold(Self::new(), |rules, word| {
-            let (kind, to) = Self::parse_one(word)?;
-            Ok(rules.multicast(kind, to))
-        })
-    }
-
-    /// Parses one word of [`parse`](Self::parse) into the kind of frame and the roles that get it.
-    ///
-    /// # Errors
-    /// [`ParseRuleError`] if the word is not a rule.
-    pub fn parse_one(word: &str) -> Result<(FrameKind, Role), ParseRuleError> {
-        let wrong = |why: String| ParseRuleError(format!("{word:?}: {why}"));
-        let (kind, to) = word
-            .split_once('=')
-            .ok_or_else(|| wrong("expected OPERAND=ROLE".into()))?;
-        let kind = kind
-            .trim()
-            .parse()
-            .map_err(|e: ParseKindError| wrong(e.to_string()))?;
-        let to = to
-            .trim()
-            .parse()
-            .map_err(|e: ParseRoleError| wrong(e.to_string()))?;
-        Ok((kind, to))
     }
 
     /// The roles that frames of `kind` go to. `None` if the kind has no rule or a routing function.
@@ -195,11 +151,6 @@ impl fmt::Debug for Rules {
             .finish()
     }
 }
-
-/// A word is not a forwarding rule.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ParseRuleError(String);
 
 /// The reason for which [`Rules`] cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -281,28 +232,6 @@ mod tests {
     use super::*;
     use crate::proto::{Command, ErrorCode, Event, FrameType, Status};
     use crate::server::Filter;
-
-    #[test]
-    fn rules_are_parsed_from_words() {
-        let rules = Rules::parse(" STATS=controller  ready=controller,scheduler\nEVENT/0x80=agent ").unwrap();
-        let own = FrameKind::new(FrameType::EVENT, 0x80);
-        assert_eq!(rules.receivers(Command::STATS), Some(Role::CONTROLLER));
-        assert_eq!(
-            rules.receivers(Status::READY),
-            Some(Role::CONTROLLER | Role::SCHEDULER)
-        );
-        assert_eq!(rules.receivers(own), Some(Role::AGENT));
-        assert!(Rules::parse("").unwrap().receivers(Command::STATS).is_none());
-        for (word, reason) in [
-            ("STATS", "\"STATS\": expected OPERAND=ROLE"),
-            ("STATZ=agent", "did you mean STATS?"),
-            ("STATS=agents", "agents"),
-            ("STATS=", "\"STATS=\""),
-        ] {
-            let error = Rules::parse(word).unwrap_err().to_string();
-            assert!(error.contains(reason), "{error}");
-        }
-    }
 
     #[test]
     fn the_rules_of_the_spec_forward_every_report_and_command() {

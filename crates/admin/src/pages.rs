@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::iter::Peekable;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use super::metrics::{Metric, TEXT, gauge, one};
 use super::{Metrics, Row, Sampled, Snapshot, now};
 use ssntp::Role;
 use ssntp_http::{Answer, JSON, Limits, Refused, Reply, Request, Service};
-use ssntp_transport::ProcessFigures;
+use ssntp_transport::{ProcessFigures, locked};
 
 /// The highest age of the figures of a page. The source is called at most once in this time.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
@@ -131,7 +131,7 @@ impl Pages {
     /// Adds the figures of the process that the system provides. They are kept for a second,
     /// because counting many descriptors takes a while.
     fn process(&self, metrics: &mut Metrics) {
-        let mut kept = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.process);
         let process = match kept.take() {
             Some((at, process)) if now().saturating_duration_since(at) < MAX_AGE => (at, process),
             _ => (now(), ProcessFigures::read()),

@@ -3,12 +3,12 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::now;
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{after, left};
+use ssntp_transport::{after, left, locked, locked_again};
 
 /// The time for which a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ impl<T> Sampled<T> {
     /// answer for two seconds. The error is the reason why there is no sample.
     pub fn sample(&self) -> Sample<T> {
         let began = now();
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         let patience = after(began, PATIENCE);
         let deadline = state
             .call_began
@@ -80,19 +80,19 @@ impl<T> Sampled<T> {
                 self.changed.notify_all();
             }
             let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = locked_again(waited).0;
         }
     }
 
     /// Calls the source whenever a sample is wanted, until this is closed.
     fn run(&self, source: impl Fn() -> Result<T, String>) {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         loop {
             if state.closed {
                 return;
             }
             if !std::mem::take(&mut state.wanted) {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = locked_again(self.changed.wait(state));
                 continue;
             }
             // The source is called without the lock, so that pages can time out meanwhile.
@@ -104,19 +104,15 @@ impl<T> Sampled<T> {
             let result = result
                 .unwrap_or_else(|_| Err("the application's function for these pages panicked".into()))
                 .map(Arc::new);
-            state = self.lock();
+            state = locked(&self.state);
             state.call_began = None;
             // The old sample may be large, so it is dropped without the lock.
             let before = state.last_result.replace((now(), result));
             self.changed.notify_all();
             drop(state);
             drop(before);
-            state = self.lock();
+            state = locked(&self.state);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,7 +163,7 @@ impl<T> Sampler<T> {
     /// Ends all waits for a sample at once. The thread ends as soon as the source has
     /// returned.
     pub fn close(&self) {
-        self.sampled.lock().closed = true;
+        locked(&self.sampled.state).closed = true;
         self.sampled.changed.notify_all();
     }
 }

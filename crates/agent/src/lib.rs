@@ -91,7 +91,7 @@
 //! | `figures` | [`AgentFigures`]: a snapshot for metrics |
 //! | [`driver`] | runs instances |
 //! | [`network`] | what a START asks for, and the traits of those who set networks up |
-//! | `simulation` | the state machine, for the simulations of this repository |
+//! | `simulation` | the state machine, for the tests and tools of this repository |
 
 #![deny(missing_docs)]
 

@@ -9,11 +9,10 @@ use crossbeam_channel::{Sender, unbounded};
 use uuid::Uuid;
 
 use crate::clock::ms;
+use crate::daemon::{Outcome, UserRequest};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload};
 use crate::source::{Listed, Output, Picture, Rows, Source, Written};
-use crate::{
-    Applied, Changed, Figures, Health, Query, Refused, RolloutOrder, Row, Snapshot, Spec, State, Status,
-};
+use crate::{Applied, Changed, Figures, Health, Query, Refused, Row, Snapshot, Spec, State, Status};
 use ssntp::payload::{FrameTrace, Id, NodeTrace, SessionEntry};
 use ssntp::proto::Frame;
 use ssntp_payload::{
@@ -539,24 +538,25 @@ impl Source for MadeUp {
         Ok(Box::new(move |limit| pieces.recv_timeout(limit).ok()))
     }
 
-    fn apply(&self, actor: &str, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
-        for spec in &specs {
-            spec.check().map_err(Refused::Invalid)?;
+    fn request(&self, actor: &str, request: UserRequest) -> Outcome {
+        match request {
+            UserRequest::Apply { specs, dry_run } => {
+                for spec in &specs {
+                    spec.check().map_err(Refused::Invalid)?;
+                }
+                let names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
+                self.note(actor, format!("apply {} {dry_run}", names.join(" ")));
+                Ok((9, names.into_iter().map(applied).collect()))
+            }
+            UserRequest::Delete(workload) => {
+                self.note(actor, format!("delete {workload}"));
+                Err(Refused::NotFound(workload))
+            }
+            UserRequest::Rollout(workload, order) => {
+                self.note(actor, format!("{order:?} {workload}"));
+                Ok((8, Vec::new()))
+            }
         }
-        let names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
-        let order = format!("apply {} {dry_run}", names.join(" "));
-        self.note(actor, order);
-        Ok(names.into_iter().map(applied).collect())
-    }
-
-    fn delete(&self, actor: &str, workload: &str) -> Result<i64, Refused> {
-        self.note(actor, format!("delete {workload}"));
-        Err(Refused::NotFound(workload.to_owned()))
-    }
-
-    fn rollout(&self, actor: &str, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
-        self.note(actor, format!("{order:?} {workload}"));
-        Ok(8)
     }
 }
 

@@ -8,9 +8,8 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::daemon::Snapshot;
-use crate::model::{Figures, Row, Spec};
-use crate::reconcile::{Applied, Refused, RolloutOrder};
+use crate::daemon::{Outcome, Snapshot, UserRequest};
+use crate::model::{Figures, Row};
 use crate::store::Query;
 use ssntp::payload::SessionEntry;
 use ssntp_payload::TenantEntry;
@@ -65,9 +64,8 @@ pub(crate) trait Source: fmt::Debug + Send + Sync + 'static {
     /// The last lines of an instance's output, and with `follow` also the output from then on.
     fn output(&self, instance: Uuid, follow: bool) -> Result<Output, String>;
 
-    fn apply(&self, actor: &str, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused>;
-    fn delete(&self, actor: &str, workload: &str) -> Result<i64, Refused>;
-    fn rollout(&self, actor: &str, workload: &str, order: RolloutOrder) -> Result<i64, Refused>;
+    /// Carries out a request of an actor.
+    fn request(&self, actor: &str, request: UserRequest) -> Outcome;
 }
 
 /// A piece of an instance's output.

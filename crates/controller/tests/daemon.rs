@@ -21,7 +21,9 @@ use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_controller::model::{InstanceState as Kept, RolloutState};
 use ssntp_controller::store::StoreError;
-use ssntp_controller::{Config, Daemon, Handle, Limits, Query, Refused, RolloutOrder, Snapshot, Spec};
+use ssntp_controller::{
+    Config, Daemon, Handle, Limits, Query, Refused, RolloutOrder, Snapshot, Spec, UserRequest,
+};
 use ssntp_payload::{
     CommandSubject, InstanceDeleted, InstanceState, InstanceStats, NodeStatus, Ready, StartPayload, Stats,
 };
@@ -42,6 +44,13 @@ fn daemon(listener: &MemoryListener, store: &Path) -> Daemon {
         limits,
     })
     .unwrap()
+}
+
+fn apply(command: &str, count: u32) -> UserRequest {
+    UserRequest::Apply {
+        specs: vec![web(count, command)],
+        dry_run: false,
+    }
 }
 
 fn web(count: u32, command: &str) -> Spec {
@@ -69,13 +78,23 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
     let controller = daemon(&nowhere, dir.path());
     let handle = controller.handle().clone();
     let mut follow = handle.follow(None).unwrap();
-    let dry = handle.apply(vec![web(2, "a")], true).unwrap();
+    let dry = handle.request(
+        "",
+        UserRequest::Apply {
+            specs: vec![web(2, "a")],
+            dry_run: true,
+        },
+    );
+    let dry = dry.unwrap().1;
     assert_eq!((dry[0].version, dry[0].revision), (1, 0));
     assert!(
         handle.snapshot().state.workloads.is_empty(),
         "a dry run changes nothing"
     );
-    let applied = handle.by("token hands").apply(vec![web(2, "a")], false).unwrap();
+    let applied = handle
+        .request("token hands", apply("a", 2))
+        .map(|done| done.1)
+        .unwrap();
     assert_eq!((applied[0].version, applied[0].revision), (1, 1));
     let row = follow.next(LIMIT).unwrap().unwrap();
     assert_eq!(
@@ -90,9 +109,18 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
     let snapshot = handle.snapshot();
     assert_eq!(snapshot.state.workloads["web"].spec.count, 2);
     assert!(!snapshot.health.online && !snapshot.health.told);
-    assert_eq!(handle.delete("db"), Err(Refused::NotFound("db".into())));
-    assert!(handle.rollout("web", RolloutOrder::Resume).is_err());
-    handle.rollout("web", RolloutOrder::Pause).unwrap();
+    assert_eq!(
+        handle.request("", UserRequest::Delete("db".into())),
+        Err(Refused::NotFound("db".into()))
+    );
+    assert!(
+        handle
+            .request("", UserRequest::Rollout("web".into(), RolloutOrder::Resume))
+            .is_err()
+    );
+    handle
+        .request("", UserRequest::Rollout("web".into(), RolloutOrder::Pause))
+        .unwrap();
     drop(controller);
     assert_eq!(follow.next(LIMIT).unwrap().unwrap().kind, "rollout");
     // The end of the client may be a row as well.
@@ -105,7 +133,10 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
     };
     assert_eq!(end, StoreError::Closed);
     assert!(rest.iter().all(|kind| kind == "session"), "{rest:?}");
-    assert_eq!(handle.delete("web"), Err(Refused::Store(StoreError::Closed)));
+    assert_eq!(
+        handle.request("", UserRequest::Delete("web".into())),
+        Err(Refused::Store(StoreError::Closed))
+    );
 
     let controller = daemon(&nowhere, dir.path());
     let snapshot = controller.handle().snapshot();
@@ -229,7 +260,7 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
     let cluster = Cluster::start();
     let controller = daemon(&cluster.listener, dir.path());
     let handle = controller.handle().clone();
-    handle.apply(vec![web(5, "a")], false).unwrap();
+    handle.request("", apply("a", 5)).unwrap();
     until(&handle, "5 instances run", |snapshot| {
         snapshot.status.get("web").is_some_and(|web| web.healthy == 5)
             && snapshot.state.workloads["web"].rollout.state == RolloutState::Steady
@@ -253,7 +284,7 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
         let controller = daemon(&cluster.listener, store);
         let handle = controller.handle();
         if lost {
-            handle.apply(vec![web(5, "a")], false).unwrap();
+            handle.request("", apply("a", 5)).unwrap();
         }
         until(handle, "they are found", |snapshot| {
             snapshot.health.told && snapshot.status.get("web").is_some_and(|web| web.running == 5)
@@ -264,7 +295,7 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
     // The controller does not wait for a START that was recorded and never sent.
     let controller = daemon(&cluster.listener, dir.path());
     let handle = controller.handle().clone();
-    handle.apply(vec![web(3, "b")], false).unwrap();
+    handle.request("", apply("b", 3)).unwrap();
     until(&handle, "the new version is rolled out", |snapshot| {
         let web = &snapshot.state.workloads["web"];
         web.stable == Some(2) && snapshot.status["web"].healthy == 3 && snapshot.state.instances.len() == 3
@@ -277,7 +308,7 @@ fn with_a_scheduler_each_wanted_instance_is_started_once() {
             .values()
             .all(|one| one.version == 2 && one.state == Kept::Running)
     );
-    handle.delete("web").unwrap();
+    handle.request("", UserRequest::Delete("web".into())).unwrap();
     until(&handle, "all is gone", |snapshot| {
         snapshot.state.workloads.is_empty() && snapshot.state.instances.is_empty()
     });
@@ -307,11 +338,11 @@ fn a_controller_that_only_deletes_notices_that_another_one_is_the_master() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let cluster = Cluster::of(SchedulerConfig::new().controllers(ControllerMode::Master));
     let master = daemon(&cluster.listener, one.path());
-    master.handle().apply(vec![web(1, "a")], false).unwrap();
+    master.handle().request("", apply("a", 1)).unwrap();
     let runs = |snapshot: &Snapshot| snapshot.status.get("web").is_some_and(|web| web.running == 1);
     until(master.handle(), "it runs", runs);
     let backup = daemon(&cluster.listener, two.path());
-    backup.handle().apply(vec![web(0, "a")], false).unwrap();
+    backup.handle().request("", apply("a", 0)).unwrap();
     until(backup.handle(), "it follows", |snapshot| !snapshot.health.leads);
     until(master.handle(), "it still runs", runs);
     drop((backup, master));
@@ -324,7 +355,7 @@ fn an_instance_whose_start_was_never_sent_is_queried() {
     // This is the state after a controller was killed between the commit and the START.
     let nowhere = MemoryListener::new();
     let controller = daemon(&nowhere, dir.path());
-    controller.handle().apply(vec![web(1, "a")], false).unwrap();
+    controller.handle().request("", apply("a", 1)).unwrap();
     drop(controller);
     let (store, state) = ssntp_controller::store::Store::open(dir.path(), Limits::default()).unwrap();
     let lost = Uuid::new_v4();

@@ -16,7 +16,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
@@ -25,6 +25,7 @@ use rustix::time::{ClockId, clock_gettime};
 use ssntp_transport::threads::{self, Joined};
 
 use crate::output::printable;
+use ssntp_transport::locked;
 
 /// The time for which a sender waits for a service manager that receives no datagrams.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -209,7 +210,7 @@ impl Notices {
 
     /// The STATUS line after a change; empty if the status is unchanged since it was last sent.
     fn status(&self, change: impl FnOnce(&mut Status)) -> String {
-        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut status = locked(&self.status);
         change(&mut status);
         let now = match &status.trouble {
             Some(trouble) if status.work.is_empty() => trouble.clone(),

@@ -1,12 +1,12 @@
 //! The thread `ssntp-engine`, which runs the machine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
-use ssntp_transport::deadline;
 use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{deadline, locked};
 
 use crate::engine::{Answer, Engine, EngineError, Request, When};
 use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
@@ -40,12 +40,6 @@ struct Shared {
     resigns: AtomicBool,
     leaves: AtomicBool,
     view: Mutex<View>,
-}
-
-impl Shared {
-    fn view(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A process that is a member of the cluster. Dropping it leaves the cluster.
@@ -82,7 +76,7 @@ impl Membership {
         }
         let (orders, received) = bounded(WAITING);
         let shared = Arc::new(Shared::default());
-        shared.view().clone_from(machine.view());
+        locked(&shared.view).clone_from(machine.view());
         changed(machine.view());
         let of_thread = Arc::clone(&shared);
         let body = move || serve(machine, engine, &received, &of_thread, changed);
@@ -96,7 +90,7 @@ impl Membership {
 
     /// The cluster, as of the last answer of the engine. Does not wait for the engine.
     pub fn view(&self) -> View {
-        self.documents.shared.view().clone()
+        locked(&self.documents.shared.view).clone()
     }
 
     /// A handle for writing documents, for any thread.
@@ -198,7 +192,7 @@ fn serve(
     mut changed: impl FnMut(&View),
 ) {
     let mut publish = |view: &View| {
-        shared.view().clone_from(view);
+        locked(&shared.view).clone_from(view);
         changed(view);
     };
     let mut published = View::default();

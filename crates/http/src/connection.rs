@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,10 +14,10 @@ use super::streams::{Stream, Streams};
 use super::{HttpConfig, Reply, Service};
 use crate::now;
 use ssntp_pki::{CertificateInfo, Role};
-use ssntp_transport::LogLimit;
 use ssntp_transport::rustls::pki_types::CertificateDer;
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{BufferPool, Duplex, Halves, Newcomer, Outgoing, PeerAddress, drain, plain};
+use ssntp_transport::{LogLimit, locked};
 
 /// The time limit for the head of a request, including the TLS handshake. An honest client sends the
 /// head at once.
@@ -153,12 +153,7 @@ impl<S: Service> Door<S> {
     /// Makes the TLS handshake. Returns the client's certificate chain if its certificate has one of
     /// the roles.
     fn secure(&self, stream: &Arc<Limited>) -> Result<(Halves, Proved), TlsError> {
-        let acceptor = self
-            .acceptor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let Some(acceptor) = acceptor else {
+        let Some(acceptor) = locked(&self.acceptor).clone() else {
             return Err(TlsError::Configuration("there is no certificate".into()));
         };
         let secured = acceptor.accept(Arc::clone(stream) as _, &self.pool, stream.deadline())?;
@@ -196,7 +191,7 @@ impl<S: Service> Door<S> {
 
     /// Logs that a client was refused. A limit on such lines keeps clients from filling a disk.
     fn log(&self, newcomer: &Newcomer, what: &'static str, why: impl std::fmt::Display) -> io::Error {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = locked(&self.lines);
         let more = lines.admit((), what, now());
         drop(lines);
         if let Some(more) = more {

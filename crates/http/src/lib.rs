@@ -38,7 +38,7 @@ mod limited;
 mod message;
 mod streams;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 pub use self::config::{HttpConfig, HttpError};
 use self::connection::Door;
@@ -48,7 +48,7 @@ pub use self::streams::{Body, Stream};
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::slots::BRIEF;
 use ssntp_transport::tls::Acceptor;
-use ssntp_transport::{Acceptance, Address, Newcomer};
+use ssntp_transport::{Acceptance, Address, Newcomer, locked};
 
 /// The maximum number of connections at a time. Each has a thread, and an answer that is mostly below a
 /// hundred KiB; a scrape takes some milliseconds.
@@ -154,7 +154,7 @@ impl Http {
     /// [`HttpError::Tls`]; the present ones stay in use.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), HttpError> {
         let new = acceptor(identity, trust)?;
-        let mut current = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = locked(&self.acceptor);
         if let Some(current) = &mut *current {
             *current = new;
         }

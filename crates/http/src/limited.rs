@@ -3,10 +3,10 @@
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ssntp_transport::{Duplex, PeerAddress, deadline, is_timeout, left};
+use ssntp_transport::{Duplex, PeerAddress, deadline, is_timeout, left, locked};
 
 /// A stream with one deadline for all its blocking reads and writes together, so that a peer
 /// cannot extend the time by sending or reading single bytes. `set_read_timeout` and
@@ -40,11 +40,11 @@ impl Limited {
 
     /// Sets the deadline for further reads and writes to `limit` from now.
     pub(super) fn restart(&self, limit: Duration) {
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline(limit);
+        *locked(&self.deadline) = deadline(limit);
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.deadline)
     }
 
     fn left(&self) -> io::Result<Duration> {

@@ -50,13 +50,24 @@ pub struct Refused {
     pub code: u16,
     /// The reason, a sentence.
     pub why: String,
+    /// The part of the request that causes it, if it is known.
+    pub at: Option<String>,
 }
 
 impl Refused {
     /// An error with this status code and reason.
     pub fn new(code: u16, why: impl Into<String>) -> Self {
-        let why = why.into();
-        Self { code, why }
+        let (why, at) = (why.into(), None);
+        Self { code, why, at }
+    }
+
+    /// An error that this part of the request causes.
+    pub fn at(code: u16, at: impl Into<String>, why: impl Into<String>) -> Self {
+        let at = Some(at.into());
+        Self {
+            at,
+            ..Self::new(code, why)
+        }
     }
 }
 
@@ -278,7 +289,10 @@ impl Answer {
 
 impl From<Refused> for Answer {
     fn from(refused: Refused) -> Self {
-        Self::json(refused.code, &serde_json::json!({ "error": refused.why }))
+        Self::json(
+            refused.code,
+            &serde_json::json!({ "error": refused.why, "at": refused.at }),
+        )
     }
 }
 

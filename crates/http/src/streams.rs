@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::limited::Limited;
-use ssntp_transport::{Duplex, Halves, Outgoing, threads};
+use ssntp_transport::{Duplex, Halves, Outgoing, locked, threads};
 
 /// The time limit for reading one part.
 const READING: Duration = Duration::from_secs(10);
@@ -74,7 +74,7 @@ impl Streams {
 
     /// A place for another stream; `None` if all places are taken, and after [`stop`](Self::stop).
     pub(super) fn place(self: &Arc<Self>, stream: Arc<dyn Duplex>) -> Option<Place> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         if state.closed || state.open.len() >= self.max {
             return None;
         }
@@ -86,13 +86,9 @@ impl Streams {
         Some(Place { id, streams })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends every stream, and joins its thread.
     pub(super) fn stop(&self) {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         state.closed = true;
         for stream in state.open.values() {
             let _ = stream.shutdown(Shutdown::Both);
@@ -123,7 +119,7 @@ impl Place {
             drop(stream);
             drop(self);
         })?;
-        let mut state = streams.lock();
+        let mut state = locked(&streams.state);
         // Threads that have ended are joined here, so that the list does not grow.
         for finished in state.threads.extract_if(.., |thread| thread.is_finished()) {
             let _ = finished.join();
@@ -141,6 +137,6 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.streams.lock().open.remove(&self.id);
+        locked(&self.streams.state).open.remove(&self.id);
     }
 }

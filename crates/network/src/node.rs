@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::iter;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use ipnet::Ipv4Net;
 use log::{info, warn};
@@ -23,6 +23,7 @@ use super::links::{
 };
 use super::made::{End, LocalConcentrator, Made, Namespace, Net, Part, Port};
 use super::tools;
+use ssntp_transport::locked;
 
 /// The setting by which packets that cross a bridge pass the IP filters of this namespace as well.
 const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
@@ -139,7 +140,7 @@ impl Networks {
     /// The reason of a `network_failure`; the instance has no network then.
     pub(crate) fn attach(&self, instance: Uuid, to: &TenantPort, end: End) -> Result<(), String> {
         self.check_underlay()?;
-        let mut made = self.made();
+        let mut made = locked(&self.made);
         let port = Port {
             interface: to.interface.clone(),
             end: end.clone(),
@@ -181,7 +182,7 @@ impl Networks {
             namespace: to.open()?,
         };
         // The lock is held from here on, because a repair deletes links that it does not know.
-        let mut made = self.made();
+        let mut made = locked(&self.made);
         let joined = self.join(instance, &concentrator);
         made.concentrators.insert(instance, concentrator);
         joined
@@ -229,7 +230,7 @@ impl Networks {
 
     /// Removes the interface of an instance, if it has one.
     pub(crate) fn detach(&self, instance: Uuid) {
-        self.remove(&mut self.made(), instance);
+        self.remove(&mut locked(&self.made), instance);
     }
 
     /// Deletes the links that only this instance needs.
@@ -259,7 +260,7 @@ impl Networks {
     /// # Errors
     /// The links can't be read, or the filters can't be made.
     pub(crate) fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
-        let mut made = self.made();
+        let mut made = locked(&self.made);
         *made = Made::default();
         let links = links()?;
         for (instance, attachment, pid) in instances {
@@ -296,7 +297,7 @@ impl Networks {
     /// made again. The tunnel of such a link counts as down this time. All tunnels are down if the
     /// kernel can't be read, or if the underlay is down or gone.
     pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
-        let mut made = self.made();
+        let mut made = locked(&self.made);
         let mut inspection = Inspection::default();
         let inspected = self.inspect(&mut made, &mut inspection);
         if let Err(why) = &inspected {
@@ -352,7 +353,7 @@ impl Networks {
 
     /// Replaces the copies of the files of concentrators on this node, if the files have changed.
     pub(crate) fn renew_concentrators(&self, place: &dyn Fn(Uuid) -> PathBuf) {
-        for concentrator in self.made().concentrators.keys() {
+        for concentrator in locked(&self.made).concentrators.keys() {
             renew(&self.config, *concentrator, &place(*concentrator));
         }
     }
@@ -419,10 +420,6 @@ impl Networks {
     fn leads_to(&self, net: &TenantNet, link: &Link) -> bool {
         link.is_tunnel(net.key, self.underlay.ip, self.config.tunnels.port)
             && link.linkinfo["info_data"]["remote"] == net.concentrator.to_string()
-    }
-
-    fn made(&self) -> MutexGuard<'_, Made> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self, made: &Made) -> String {

@@ -2,9 +2,10 @@
 //! engine, and the handle for writing its documents.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use ssntp_engine::{Documents, EngineError, View};
+use ssntp_transport::locked;
 
 /// The name of the engine's document with the configuration of the cluster.
 pub(super) const CONFIGURATION: &str = "configuration";
@@ -38,7 +39,7 @@ pub(super) struct Shared {
 impl Shared {
     /// Called by the thread `ssntp-engine`.
     pub(super) fn set_view(&self, view: &View) {
-        self.lock().clone_from(view);
+        locked(&self.view).clone_from(view);
         self.is_new.store(true, Ordering::Release);
     }
 
@@ -66,11 +67,7 @@ impl Shared {
 
     /// The last view.
     pub(super) fn view(&self) -> View {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.view).clone()
     }
 
     /// Writes a document, as long as this scheduler leads. Blocks until the engine has answered, so only

@@ -1,7 +1,7 @@
 //! The thread that feeds the view, and the state that it shares with the controller's handles: the
 //! view, the orders that wait, and the subscribers.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -20,8 +20,8 @@ use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
 use ssntp::proto::{Event, Frame};
 use ssntp_cluster::clock::{now, wall_clock};
 use ssntp_payload::NewLeader;
-use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
+use ssntp_transport::{LogLimit, locked, locked_again};
 
 /// The log target of this crate.
 const LOG: &str = "ssntp::controller";
@@ -83,7 +83,7 @@ impl Shared {
     /// Handles events until the client ends.
     pub(crate) fn feed(&self, events: &Receiver<ClientEvent>, client: &ClientHandle) {
         loop {
-            let check_at = self.lock().orders.next_deadline();
+            let check_at = locked(&self.state).orders.next_deadline();
             let event = match check_at {
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 // `recv_deadline` prefers an event, and there may always be one.
@@ -99,7 +99,7 @@ impl Shared {
                 }
                 // `Closed` is handled below. There are no requests, because none are registered.
                 Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => self.lock().handle_deadline(now()),
+                Err(RecvTimeoutError::Timeout) => locked(&self.state).handle_deadline(now()),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -113,7 +113,7 @@ impl Shared {
     fn frame(&self, frame: &Frame, at: SystemTime) {
         // A new leader does not know the questions and streams of the previous one, and sends a new
         // snapshot. So this is handled like a new session.
-        if frame.kind() == Event::NEW_LEADER && self.lock().is_outdated() {
+        if frame.kind() == Event::NEW_LEADER && locked(&self.state).is_outdated() {
             let leader = frame.payload().unwrap_or_else(|_| NewLeader::default());
             let configuration = self.look(|view| view.configuration().cloned());
             self.offline("another scheduler leads".to_owned(), at);
@@ -147,16 +147,16 @@ impl Shared {
 
     /// Changes the state, and wakes the threads that wait for a change.
     fn update(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+        change(&mut locked(&self.state));
         self.changed.notify_all();
     }
 
     pub(crate) fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
-        look(&self.lock().view)
+        look(&locked(&self.state).view)
     }
 
     pub(crate) fn subscribe(&self) -> Receiver<Change> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         let changes = state.subscribers.add();
         if let Some(reason) = state.ended.clone() {
             state.subscribers.end(&reason);
@@ -173,7 +173,7 @@ impl Shared {
         deadline: Instant,
         mut look: impl FnMut(&View, Duration) -> Result<T, Duration>,
     ) -> Option<T> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         loop {
             let now = now();
             let quiet = now.saturating_duration_since(state.last_news);
@@ -186,7 +186,7 @@ impl Shared {
                 return None;
             }
             let waited = self.changed.wait_timeout(state, remaining.min(again));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = locked_again(waited).0;
         }
     }
 
@@ -197,7 +197,7 @@ impl Shared {
 
     /// Registers an order. Returns its id and the channel for its outcome.
     pub(crate) fn watch(&self, goal: Goal) -> Result<(u64, Receiver<Reply>), CommandError> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         if let Some(reason) = &state.ended {
             return Err(CommandError::Send(SendFault::Ended(reason.clone())));
         }
@@ -206,11 +206,7 @@ impl Shared {
     }
 
     pub(crate) fn forget(&self, id: u64) {
-        self.lock().orders.forget(id);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state).orders.forget(id);
     }
 }
 

@@ -88,7 +88,7 @@ mod stream;
 mod subscribers;
 mod view;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -114,7 +114,7 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::proto::{Command, Frame, Trace, TraceParent};
 use ssntp_payload::{AttachVolume, Delete, DetachVolume, Restart, Restore, StartPayload, Stop};
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{deadline, setters};
+use ssntp_transport::{deadline, locked, setters};
 
 /// The options of a [`Controller`].
 #[derive(Clone, Debug)]
@@ -414,7 +414,7 @@ impl Controller {
         // The end of the client disconnects the events, which ends the feeder.
         self.client.close();
         // Dropping the thread's handle joins it. A second caller waits for the lock until then.
-        let mut feeder = self.feeder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut feeder = locked(&self.feeder);
         drop(std::mem::take(&mut *feeder));
     }
 }

@@ -1,6 +1,6 @@
 //! Questions to the scheduler, such as for the list of its sessions, and their answers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use crate::error::CommandError;
 use ssntp::client::Client;
 use ssntp::payload::{self, InvalidFrameType, Payload};
 use ssntp::proto::{ErrorCode, Frame, FrameKind};
-use ssntp_transport::deadline;
+use ssntp_transport::{deadline, locked};
 
 /// The reason why a question has no answer.
 #[derive(Clone, Debug, Error)]
@@ -64,13 +64,9 @@ struct Registered {
 }
 
 impl Questions {
-    fn lock(&self) -> MutexGuard<'_, Vec<Registered>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Passes a frame to the questions that it may answer.
     pub(crate) fn frame(&self, frame: &Frame) {
-        let registered = self.lock();
+        let registered = locked(&self.0);
         // Every frame except those of streams passes here, so the cheap check comes first.
         if registered.is_empty() {
             return;
@@ -95,7 +91,7 @@ impl Questions {
 
     /// Ends all waits, because the session has ended.
     pub(crate) fn end(&self) {
-        self.lock().clear();
+        locked(&self.0).clear();
     }
 }
 
@@ -115,7 +111,7 @@ impl OpenQuestion {
         // The only sender is in the list, so removing it from the list ends the wait.
         let (sender, answers) = bounded(MAX_ANSWERS);
         let id = Uuid::new_v4();
-        questions.lock().push(Registered {
+        locked(&questions.0).push(Registered {
             id,
             question,
             answer,
@@ -154,7 +150,7 @@ impl OpenQuestion {
 
 impl Drop for OpenQuestion {
     fn drop(&mut self) {
-        self.questions.lock().retain(|one| one.id != self.id);
+        locked(&self.questions.0).retain(|one| one.id != self.id);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The output of an instance as a stream: see [`Controller::stream`](crate::Controller::stream).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use ssntp::proto::{
     Command, ErrorCode, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData,
     StreamEndReason, StreamEnded, close_stream, stream_of,
 };
+use ssntp_transport::locked;
 
 /// The maximum number of events that wait to be received: all pieces that the credit allows, each of which
 /// costs at least 29 bytes, and the first and the last event.
@@ -170,7 +171,7 @@ impl OutputStream {
     /// Returns the credit of a piece, so that the node can send more. Blocks only while the
     /// session's queue is full.
     pub fn return_credit(&self, bytes: &Bytes) {
-        let mut received = lock(&self.received);
+        let mut received = locked(&self.received);
         *received = received.saturating_add(StreamData::cost_of(bytes.len()));
         if *received < RETURN_CREDIT {
             return;
@@ -219,24 +220,24 @@ impl Streams {
             credit: MAX_STREAM_CREDIT,
             is_opened: false,
         };
-        lock(&self.open).insert(id, stream);
+        locked(&self.open).insert(id, stream);
     }
 
     fn add_credit(&self, credit: StreamCredit) {
-        if let Some(stream) = lock(&self.open).get_mut(&credit.stream) {
+        if let Some(stream) = locked(&self.open).get_mut(&credit.stream) {
             stream.credit = stream.credit.saturating_add(credit.bytes);
         }
     }
 
     /// Forgets a stream; true if it was still open.
     fn forget(&self, id: Uuid) -> bool {
-        lock(&self.open).remove(&id).is_some()
+        locked(&self.open).remove(&id).is_some()
     }
 
     /// Handles a stream frame. A frame of an unknown stream has crossed the end of that stream.
     pub(crate) fn frame(&self, frame: &Frame) {
         let payload = frame.payload_bytes();
-        let mut open = lock(&self.open);
+        let mut open = locked(&self.open);
         let Some(id) = stream_of(payload) else { return };
         let Some(stream) = open.get_mut(&id) else { return };
         let end = match Event(frame.kind().operand) {
@@ -262,7 +263,7 @@ impl Streams {
     /// Handles InvalidFrameType. If it refuses OpenStream, each stream that has not been opened yet
     /// ends.
     pub(crate) fn refused(&self, frame: &Frame) {
-        let mut open = lock(&self.open);
+        let mut open = locked(&self.open);
         // Every frame except those of streams passes here, so the cheap checks come first.
         if open.is_empty() || frame.kind() != ErrorCode::INVALID_FRAME_TYPE {
             return;
@@ -287,7 +288,7 @@ impl Streams {
 
     /// Ends all streams, because the session or the controller has ended.
     pub(crate) fn end(&self, error: &StreamError) {
-        for (_, stream) in lock(&self.open).drain() {
+        for (_, stream) in locked(&self.open).drain() {
             stream.send(StreamEvent::Ended(Err(error.clone())));
         }
     }
@@ -329,8 +330,4 @@ pub fn incomplete(bytes: &[u8]) -> usize {
     // An error without a length means that the character is incomplete and not invalid.
     let is_incomplete = str::from_utf8(end).is_err_and(|e| e.error_len().is_none());
     if is_incomplete { end.len() } else { 0 }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -22,6 +22,7 @@ pub mod port;
 pub mod program;
 pub mod proxy;
 pub mod random;
+pub mod stepped;
 pub mod wait;
 
 use std::sync::{Arc, OnceLock};

@@ -39,7 +39,7 @@ use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use log::warn;
 use uuid::Uuid;
@@ -51,6 +51,7 @@ use super::driver::{InstanceDir, User, Volume, boot_id};
 use super::tree;
 use ssntp_cluster::summed::{read_summed, sum_line, write_summed};
 use ssntp_payload::Restart;
+use ssntp_transport::locked;
 
 const RECORD: &str = "instance.yaml";
 const START: &str = "start.yaml";
@@ -189,7 +190,7 @@ impl Store {
             Ok(()) => aside,
             // `NotFound` can also mean that `removed` is missing, so the directory itself is checked.
             Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.exists() => {
-                self.uids().remove(&instance);
+                locked(&self.uids).remove(&instance);
                 return Ok(());
             }
             Err(_) => {
@@ -201,7 +202,7 @@ impl Store {
         if let Err(e) = tree::remove(&gone) {
             warn!("{}: some of its files can't be removed: {e}", gone.display());
         }
-        self.uids().remove(&instance);
+        locked(&self.uids).remove(&instance);
         Ok(())
     }
 
@@ -257,7 +258,7 @@ impl Store {
         // This precedes all steps that can fail, because a UID in use must not be given to another
         // instance.
         if let Some(uid) = owner_of(&place) {
-            self.uids().insert(instance, uid);
+            locked(&self.uids).insert(instance, uid);
         }
         let record: Option<Record> = match read_summed(&record_path) {
             Ok(Some(record)) => Some(record),
@@ -387,7 +388,7 @@ impl Store {
 
     /// A UID of the range that no other instance has. An instance keeps its UID until it is removed.
     pub(crate) fn own_uid(&self, instance: Uuid, range: &RangeInclusive<u32>) -> io::Result<u32> {
-        let mut uids = self.uids();
+        let mut uids = locked(&self.uids);
         if let Some(uid) = uids.get(&instance).filter(|uid| range.contains(uid)) {
             return Ok(*uid);
         }
@@ -420,10 +421,6 @@ impl Store {
             }
         }
         Ok(())
-    }
-
-    fn uids(&self) -> MutexGuard<'_, HashMap<Uuid, u32>> {
-        self.uids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that a volume is no longer attached.

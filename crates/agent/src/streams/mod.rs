@@ -18,7 +18,7 @@
 mod reader;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -29,7 +29,7 @@ use self::reader::{Piece, Reader, Wanted};
 use super::control::StreamOrder;
 use ssntp::client::{ClientHandle, SendFault};
 use ssntp::proto::{Frame, StreamEndReason, StreamEnded, stream_opened};
-use ssntp_transport::{NEVER, threads};
+use ssntp_transport::{NEVER, locked, threads};
 
 /// The maximum number of streams: twice the number that a scheduler opens to one node, because a stream
 /// that was closed counts until its thread has noticed.
@@ -60,10 +60,6 @@ struct Stream {
     wanted: Mutex<Wanted>,
     /// Notified when `wanted` changes.
     changes: Condvar,
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adds a stream.
@@ -130,7 +126,7 @@ impl Streams {
 
     fn open(&self, wanted: Wanted) -> Option<StreamEnded> {
         let id = wanted.open.stream;
-        let stream = match add(&mut lock(&self.table), wanted) {
+        let stream = match add(&mut locked(&self.table), wanted) {
             Ok(stream) => stream,
             Err(ended) => return ended,
         };
@@ -138,17 +134,17 @@ impl Streams {
         let started = threads::spawn("ssntp-stream", move || {
             let _alive = alive;
             stream.run(&client);
-            lock(&table).remove(&id);
+            locked(&table).remove(&id);
         });
         let why = started.err()?;
-        lock(&self.table).remove(&id);
+        locked(&self.table).remove(&id);
         let text = format!("the instance's node cannot start a thread: {why}");
         Some(StreamEnded::new(id, StreamEndReason::TOO_MANY, text))
     }
 
     fn change(&self, change: impl Fn(&mut Wanted)) {
-        for stream in lock(&self.table).values() {
-            change(&mut lock(&stream.wanted));
+        for stream in locked(&self.table).values() {
+            change(&mut locked(&stream.wanted));
             stream.changes.notify_one();
         }
     }
@@ -167,7 +163,7 @@ impl Drop for Streams {
 impl Stream {
     /// Sends the frames of the stream, until it ends or is closed.
     fn run(&self, client: &ClientHandle) {
-        let open = lock(&self.wanted).open;
+        let open = locked(&self.wanted).open;
         let mut reader = Reader::new(open.outputs);
         // StreamOpened is the first frame of every stream, before any data.
         let mut next = Some((stream_opened(open.stream), false));
@@ -182,7 +178,7 @@ impl Stream {
     /// The next frame, and true if it is the last one; `None` once the stream is closed.
     fn next(&self, reader: &mut Reader) -> Option<(Frame, bool)> {
         loop {
-            let wanted = lock(&self.wanted).clone();
+            let wanted = locked(&self.wanted).clone();
             if wanted.closed {
                 return None;
             }
@@ -190,7 +186,7 @@ impl Stream {
             let ended = match reader.read(&wanted) {
                 Ok(Piece::Data(data)) => {
                     // Further credit may have been added since.
-                    let credit = &mut lock(&self.wanted).open.credit;
+                    let credit = &mut locked(&self.wanted).open.credit;
                     *credit = credit.saturating_sub(data.cost());
                     return Some((data.frame(), false));
                 }
@@ -223,7 +219,7 @@ impl Stream {
                 Err(_) => return false,
             }
             self.wait(LOOK, |_| true);
-            if lock(&self.wanted).closed {
+            if locked(&self.wanted).closed {
                 return false;
             }
         }
@@ -232,7 +228,7 @@ impl Stream {
     /// Waits while the stream is not closed and this is true of it, for at most this time.
     fn wait(&self, time: Duration, is_same: impl Fn(&Wanted) -> bool) {
         let waits = |now: &mut Wanted| !now.closed && is_same(now);
-        drop(self.changes.wait_timeout_while(lock(&self.wanted), time, waits));
+        drop(self.changes.wait_timeout_while(locked(&self.wanted), time, waits));
     }
 }
 
@@ -263,7 +259,7 @@ mod tests {
             add(&mut table, wanted(stream, 7)).unwrap();
         }
         assert_eq!(add(&mut table, wanted(1, 8)).unwrap_err(), None);
-        assert_eq!(lock(&table[&Uuid::from_u128(1)].wanted).open.credit, 7);
+        assert_eq!(locked(&table[&Uuid::from_u128(1)].wanted).open.credit, 7);
         let refused = add(&mut table, wanted(MOST as u128 + 1, 7)).unwrap_err().unwrap();
         assert_eq!(refused.reason, StreamEndReason::TOO_MANY);
         assert_eq!(table.len(), MOST);

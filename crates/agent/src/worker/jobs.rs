@@ -13,6 +13,7 @@ use crate::store::{PASSABLE, Store, make_dirs, millis};
 use crate::tree;
 use ssntp_cluster::clock::wall_clock;
 use ssntp_cluster::machine;
+use ssntp_transport::locked;
 
 const MB: u64 = 1 << 20;
 
@@ -97,7 +98,7 @@ impl Pool {
     fn launch(&self, job: LaunchJob) {
         let instance = job.instance;
         {
-            let mut queues = self.queues();
+            let mut queues = locked(&self.queues);
             // The agent may have begun to end since the job was taken from the queue.
             if queues.stop {
                 job.cancel.cancel();
@@ -106,7 +107,7 @@ impl Pool {
         }
         let mut made = Vec::new();
         let result = self.try_launch(&job, &mut made);
-        self.queues().launches.remove(&instance);
+        locked(&self.queues).launches.remove(&instance);
         if let (Err(_), Some(network)) = (&result, &job.network) {
             network.detach(instance);
         }

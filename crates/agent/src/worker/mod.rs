@@ -34,7 +34,7 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ use super::figures::CrewFigures;
 use super::policy::Policy;
 use super::store::Store;
 use ssntp_cluster::clock::now;
-use ssntp_transport::threads;
+use ssntp_transport::{locked, locked_again, threads};
 
 /// The time after which a job counts as slow and gives up its place. Launching a process takes some
 /// 20 ms; only images and disks take longer.
@@ -194,7 +194,7 @@ impl Workers {
         });
         let workers = Self { shared, ended };
         for crew in Crew::ALL {
-            let mut queues = workers.shared.queues();
+            let mut queues = locked(&workers.shared.queues);
             workers.shared.start_thread(&mut queues, crew)?;
         }
         Ok(workers)
@@ -203,7 +203,7 @@ impl Workers {
     /// Gives a job to the workers. Does not wait.
     pub(crate) fn give(&self, job: Job) {
         let key = Key::of(&job);
-        let mut queues = self.shared.queues();
+        let mut queues = locked(&self.shared.queues);
         let is_first = !queues.jobs.contains_key(&key);
         queues.jobs.entry(key).or_default().push_back(job);
         // If jobs of the key are before it, their worker passes the queue on.
@@ -213,7 +213,7 @@ impl Workers {
     }
 
     pub(crate) fn figures(&self) -> Vec<CrewFigures> {
-        let queues = self.shared.queues();
+        let queues = locked(&self.shared.queues);
         let of = |crew: Crew| {
             let state = &queues.crews[crew as usize];
             CrewFigures {
@@ -232,7 +232,7 @@ impl Drop for Workers {
     /// dropped.
     fn drop(&mut self) {
         {
-            let mut queues = self.shared.queues();
+            let mut queues = locked(&self.shared.queues);
             queues.stop = true;
             queues.alive = None;
             queues.launches.values().for_each(Cancel::cancel);
@@ -257,7 +257,7 @@ impl Drop for Workers {
             warn!("a worker has not ended within {LAST_JOBS:?}; the agent ends without it");
             return;
         }
-        let threads = std::mem::take(&mut self.shared.queues().threads);
+        let threads = std::mem::take(&mut locked(&self.shared.queues).threads);
         for worker in threads {
             let _ = worker.join();
         }
@@ -265,10 +265,6 @@ impl Drop for Workers {
 }
 
 impl Pool {
-    fn queues(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts another thread for a crew.
     fn start_thread(self: &Arc<Self>, queues: &mut Queues, crew: Crew) -> io::Result<()> {
         let Some(alive) = queues.alive.clone() else {
@@ -289,7 +285,7 @@ impl Pool {
     fn work(self: &Arc<Self>, crew: Crew) {
         while let Some((key, job)) = self.next(crew) {
             self.run(job);
-            let mut queues = self.queues();
+            let mut queues = locked(&self.queues);
             queues.crews[crew as usize].begun.remove(&key);
             // A job for the same crew is done by this thread, in its next round.
             if let Some(other) = queues.pass_on(key)
@@ -298,7 +294,7 @@ impl Pool {
                 self.wakers[other as usize].notify_one();
             }
         }
-        let mut queues = self.queues();
+        let mut queues = locked(&self.queues);
         queues.crews[crew as usize].threads -= 1;
         if queues.stop {
             // No later job wakes the other threads, so they are woken to check for the end.
@@ -310,7 +306,7 @@ impl Pool {
     fn next(self: &Arc<Self>, crew: Crew) -> Option<(Key, Job)> {
         let waker = &self.wakers[crew as usize];
         let (name, places, most_threads) = crew.limits();
-        let mut queues = self.queues();
+        let mut queues = locked(&self.queues);
         loop {
             let state = &mut queues.crews[crew as usize];
             let now = now();
@@ -352,9 +348,9 @@ impl Pool {
             queues = match first {
                 Some(wait) => {
                     let waited = waker.wait_timeout(queues, wait);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    locked_again(waited).0
                 }
-                None => waker.wait(queues).unwrap_or_else(PoisonError::into_inner),
+                None => locked_again(waker.wait(queues)),
             };
             queues.crews[crew as usize].idle -= 1;
         }

@@ -1,6 +1,6 @@
 //! The state that the main thread records for the admin pages: reloads, and the lifetimes of certificates.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
@@ -8,6 +8,7 @@ use ssntp_admin::{Labels, Metric, Samples, Snapshot, by, counter, gauge, one};
 
 use crate::clock::{since_1970, wall_clock};
 use crate::credentials::Lifetime;
+use ssntp_transport::locked;
 
 /// The recorded state. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +39,7 @@ const NOTED: &[Metric<Noted>] = &[
 impl Notes {
     /// Records a reload. `failure` is the reason if it failed.
     pub(crate) fn reloaded(&self, failure: Option<String>) {
-        let mut noted = self.lock();
+        let mut noted = locked(&self.0);
         noted.reloads[usize::from(failure.is_some())] += 1;
         noted.last = Some((wall_clock(), failure));
     }
@@ -48,11 +49,11 @@ impl Notes {
         // An old authority and its successor may have the same name, and so the same labels. Only the first
         // series with given labels is shown. By this order it is the one that expires first.
         lifetimes.sort_by_key(|lifetime| lifetime.end);
-        self.lock().lifetimes = lifetimes;
+        locked(&self.0).lifetimes = lifetimes;
     }
 
     pub(super) fn add_to(&self, snapshot: &mut Snapshot) {
-        let noted = self.lock();
+        let noted = locked(&self.0);
         snapshot.metrics.add(NOTED, &*noted);
         let last = noted.last.as_ref().map(|(at, failure)| {
             let problem = failure.iter().map(|why| format!("the last reload failed: {why}"));
@@ -74,10 +75,6 @@ impl Notes {
         });
         let certificates: Vec<Value> = certificates.collect();
         snapshot.show("certificates", certificates);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The pages of an OpFlex server.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, Weak};
 
 use serde_json::json;
 use ssntp::Role;
@@ -12,6 +12,7 @@ use ssntp_opflex::run::{ServerFigures, ServerHandle};
 use ssntp_opflex::server::{AgentInfo, SessionInfo};
 
 use super::{Figures, members};
+use ssntp_transport::locked;
 
 /// The maximum number of agents with their own series since the start: agents choose their names, and a
 /// database of series keeps every name.
@@ -28,7 +29,7 @@ pub(crate) fn of_opflex(server: ServerHandle, membership: Weak<Membership>) -> F
     let named = Mutex::new(BTreeSet::new());
     Box::new(move || {
         let mut figures = server.figures().map_err(|e| e.to_string())?;
-        let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = locked(&named);
         figures
             .agents
             .retain(|agent| has_series(&mut named, agent.name.as_str()));

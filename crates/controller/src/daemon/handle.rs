@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::model::{Spec, State, Write};
-use crate::reconcile::{Applied, Core, Refused, RolloutOrder, Status};
+use crate::model::{Spec, State};
+use crate::reconcile::{Applied, Refused, RolloutOrder, Status};
 use crate::store::{Follow, History, Reading, StoreError};
 use ssntp_transport::deadline;
 use ssntp_view::Controller;
@@ -44,19 +44,34 @@ pub struct Snapshot {
     pub health: Health,
 }
 
-/// An order of a user, which waits for the thread.
+/// A request of a user.
+#[derive(Clone, Debug)]
+pub enum UserRequest {
+    /// Create or change workloads, all of them or none. With `dry_run`, only report what would change.
+    Apply {
+        /// The new specs.
+        specs: Vec<Spec>,
+        /// True to write nothing.
+        dry_run: bool,
+    },
+    /// Delete the workload with this name and its instances. A workload that is being deleted already
+    /// gets no further row.
+    Delete(String),
+    /// Revert, pause or resume the roll-out of the workload with this name.
+    Rollout(String, RolloutOrder),
+}
+
+/// A request that waits for the thread.
 pub(super) struct Call {
-    /// Who gives the order; empty if that is unknown.
+    /// Who makes the request; empty if that is unknown.
     pub(super) actor: String,
-    pub(super) order: Order,
+    pub(super) request: UserRequest,
     pub(super) reply: Sender<Outcome>,
 }
 
-/// Checks an order against the state. Returns the outcomes of `apply`, and the changes to write.
-pub(super) type Order = Box<dyn FnOnce(&Core) -> Result<(Vec<Applied>, Vec<Write>), Refused> + Send>;
-
-/// The number of the last row of the history after the order, and the outcomes of `apply`.
-pub(super) type Outcome = Result<(i64, Vec<Applied>), Refused>;
+/// The number of the last row of the history after a request, and the outcomes of
+/// [`UserRequest::Apply`], one for each spec.
+pub type Outcome = Result<(i64, Vec<Applied>), Refused>;
 
 /// A handle of a running controller, for any thread. A clone is cheap.
 #[derive(Clone, Debug)]
@@ -65,7 +80,6 @@ pub struct Handle {
     reading: Reading,
     snapshot: Arc<RwLock<Arc<Snapshot>>>,
     calls: Sender<Call>,
-    actor: String,
 }
 
 impl Handle {
@@ -81,19 +95,8 @@ impl Handle {
             reading,
             snapshot: Arc::new(RwLock::new(Arc::new(snapshot))),
             calls,
-            actor: String::new(),
         };
         (handle, received)
-    }
-
-    /// A handle whose orders name their actor in the history and in the log target `ssntp::audit`.
-    #[must_use]
-    pub fn by(&self, actor: &str) -> Self {
-        let actor = actor.to_owned();
-        Self {
-            actor,
-            ..self.clone()
-        }
     }
 
     /// Replaces the snapshot.
@@ -127,44 +130,12 @@ impl Handle {
         self.reading.follow(after)
     }
 
-    /// Creates or changes workloads, all of them or none. With `dry_run` it only reports what would
-    /// change. Blocks until the change is on the disk, for at most 10 s.
+    /// Carries out a request. Blocks until the change is on the disk, for at most 10 s. The history
+    /// and the log target `ssntp::audit` name `actor`; it is empty if it is unknown.
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
-        let order = move |core: &Core| {
-            let (applied, writes) = core.apply(specs)?;
-            Ok((applied, if dry_run { Vec::new() } else { writes }))
-        };
-        Ok(self.call(Box::new(order))?.1)
-    }
-
-    /// Deletes a workload and its instances. Blocks until the order is on the disk, for at most 10 s,
-    /// and returns the number of the last row of the history then. A workload that is being deleted
-    /// already gets no further row.
-    ///
-    /// # Errors
-    /// [`Refused`].
-    pub fn delete(&self, name: &str) -> Result<i64, Refused> {
-        let name = name.to_owned();
-        Ok(self
-            .call(Box::new(move |core| Ok((Vec::new(), core.delete(&name)?))))?
-            .0)
-    }
-
-    /// Reverts, pauses or resumes a roll-out. Blocks until the order is on the disk, for at most 10 s,
-    /// and returns the number of the last row of the history then.
-    ///
-    /// # Errors
-    /// [`Refused`].
-    pub fn rollout(&self, name: &str, order: RolloutOrder) -> Result<i64, Refused> {
-        let name = name.to_owned();
-        let order = move |core: &Core| Ok((Vec::new(), core.rollout(&name, order)?));
-        Ok(self.call(Box::new(order))?.0)
-    }
-
-    fn call(&self, order: Order) -> Outcome {
+    pub fn request(&self, actor: &str, request: UserRequest) -> Outcome {
         let missing = |is_late| {
             if is_late {
                 Refused::Busy
@@ -175,8 +146,12 @@ impl Handle {
         let (reply, answer) = bounded(1);
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(CALL);
-        let actor = self.actor.clone();
-        let sent = self.calls.send_deadline(Call { actor, order, reply }, end);
+        let call = Call {
+            actor: actor.to_owned(),
+            request,
+            reply,
+        };
+        let sent = self.calls.send_deadline(call, end);
         sent.map_err(|e| missing(e.is_timeout()))?;
         answer.recv_deadline(end).map_err(|e| missing(e.is_timeout()))?
     }

@@ -1,7 +1,7 @@
 //! The running controller: a thread that runs the reconciler between the database and the scheduler.
 //!
 //! ```text
-//!  Handle::apply … ── calls, 64 ──▶┌──────────────────┐── commit, waits ──▶ ssntp-store
+//!  Handle::request ── calls, 64 ──▶┌──────────────────┐── commit, waits ──▶ ssntp-store
 //!                                  │ ssntp-controller │
 //!  cluster's Controller ─ changes ▶│      (Core)      │── START, DELETE ──▶ cluster's Controller
 //!                                  └───┬──────────────┘
@@ -16,7 +16,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `run` | the thread |
-//! | `handle` | [`Handle`], [`Snapshot`], [`Health`] |
+//! | `handle` | [`Handle`], [`UserRequest`], [`Snapshot`], [`Health`] |
 //! | `seen` | converts the cluster's view for the reconciler and for the history |
 
 mod handle;
@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use thiserror::Error;
 
-pub use self::handle::{Handle, Health, Snapshot};
+pub use self::handle::{Handle, Health, Outcome, Snapshot, UserRequest};
 use self::run::Run;
 use crate::store::{Limits, Store, StoreError};
 use ssntp::client::{ClientConfig, ClientError};

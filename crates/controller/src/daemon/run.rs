@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, select};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::handle::{Call, Handle, Health, Order, Outcome, Snapshot};
+use super::handle::{Call, Handle, Health, Outcome, Snapshot, UserRequest};
 use super::seen::{RowLimit, connected, event, figures, moved, seen};
 use crate::clock::{now, unix_ms};
 use crate::model::{State, Write};
@@ -245,19 +245,27 @@ impl Run {
         }
     }
 
-    fn call(&mut self, Call { actor, order, reply }: Call) {
-        let outcome = self.carry_out(&actor, order);
+    fn call(&mut self, call: Call) {
+        let outcome = self.carry_out(&call.actor, call.request);
         if let Err(e) = &outcome {
-            info!(target: AUDIT, "an order of {actor:?} was refused: {}", excerpt(e));
+            info!(target: AUDIT, "an order of {:?} was refused: {}", call.actor, excerpt(e));
         }
         // The snapshot comes first, so that a caller that reads after its order sees the change.
         self.publish();
         // The caller may have given up waiting.
-        let _ = reply.try_send(outcome);
+        let _ = call.reply.try_send(outcome);
     }
 
-    fn carry_out(&mut self, actor: &str, order: Order) -> Outcome {
-        let (mut applied, mut writes) = order(&self.core)?;
+    fn carry_out(&mut self, actor: &str, request: UserRequest) -> Outcome {
+        let (mut applied, mut writes) = match request {
+            UserRequest::Apply {
+                specs,
+                dry_run: false,
+            } => self.core.apply(specs)?,
+            UserRequest::Apply { specs, dry_run: true } => (self.core.apply(specs)?.0, Vec::new()),
+            UserRequest::Delete(name) => (Vec::new(), self.core.delete(&name)?),
+            UserRequest::Rollout(name, order) => (Vec::new(), self.core.rollout(&name, order)?),
+        };
         for write in &mut writes {
             if let Write::Event(event) = write {
                 event.actor = Some(actor.to_owned()).filter(|actor| !actor.is_empty());

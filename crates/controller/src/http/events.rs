@@ -22,6 +22,7 @@ use uuid::Uuid;
 use ssntp_http::{Answer, Refused, Reply, Stream};
 use ssntp_transport::{deadline, left};
 
+use super::programs::unavailable;
 use crate::source::{Output, Rows, Source, Written};
 use crate::store::Query;
 
@@ -46,7 +47,6 @@ pub(super) fn reply(
     instance: Option<Uuid>,
     may_read: impl Fn() -> bool + Send + 'static,
 ) -> Result<Reply, Refused> {
-    let unavailable = |why| Refused::new(503, why);
     let answer = Answer::new(200, "text/event-stream", "");
     if let Some(after) = after {
         let rows = |newest_first| {

@@ -9,9 +9,8 @@ use ssntp_admin::Sampler;
 use uuid::Uuid;
 
 use crate::clock::{time, unix_ms};
-use crate::daemon::{Handle, Snapshot};
-use crate::model::{Figures, Row, Spec};
-use crate::reconcile::{Applied, Refused, RolloutOrder};
+use crate::daemon::{Handle, Outcome, Snapshot, UserRequest};
+use crate::model::{Figures, Row};
 use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::store::{Query, StoreError};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
@@ -107,16 +106,8 @@ impl Source for Live {
         Ok(Box::new(move |limit| next(&mut stream, &mut held, limit)))
     }
 
-    fn apply(&self, actor: &str, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
-        self.handle.by(actor).apply(specs, dry_run)
-    }
-
-    fn delete(&self, actor: &str, workload: &str) -> Result<i64, Refused> {
-        self.handle.by(actor).delete(workload)
-    }
-
-    fn rollout(&self, actor: &str, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
-        self.handle.by(actor).rollout(workload, order)
+    fn request(&self, actor: &str, request: UserRequest) -> Outcome {
+        self.handle.request(actor, request)
     }
 }
 

@@ -23,19 +23,17 @@
 //! | `access` | the rights of clients |
 //! | `tokens` | [`Tokens`] |
 //! | `programs` | the routes for programs |
-//! | `problem` | the errors of the API |
 //! | `events` | the stream of rows |
 //! | `live` | the daemon as the source of pages and API |
 
 mod access;
 mod events;
 mod live;
-mod problem;
 mod programs;
 mod tokens;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use log::warn;
@@ -54,7 +52,7 @@ use crate::page::scene::{Missing, Scene};
 use crate::source::{Picture, Source};
 use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::TlsError;
-use ssntp_transport::{Address, LogLimit, excerpt, setters};
+use ssntp_transport::{Address, LogLimit, excerpt, locked, setters};
 
 const LOG: &str = "ssntp::controller::http";
 /// The log target of refused clients.
@@ -255,7 +253,7 @@ impl Service for Routes {
             (Ok(Some(client)), true) => match self.programs.reply(request, &client) {
                 Ok(Reply::Whole(answer)) => self.bounded(answer).into(),
                 Ok(reply) => reply,
-                Err(problem) => Answer::from(problem).into(),
+                Err(refused) => Answer::from(refused).into(),
             },
             (Ok(Some(client)), false) => self.bounded(self.page(request, &client)).into(),
         }
@@ -265,7 +263,7 @@ impl Service for Routes {
 impl Routes {
     /// Logs a client that is refused, such as one with a wrong token.
     fn audit(&self, request: &Request, client: &Result<Option<Client>, Refused>) {
-        let mut log = self.audit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = locked(&self.audit);
         if let Err(refused) = client
             && let Some(more) = log.admit((), "refused", now())
         {

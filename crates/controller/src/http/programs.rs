@@ -10,9 +10,8 @@ use uuid::Uuid;
 
 use super::access::{self, Access, Client};
 use super::events;
-use super::problem::Problem;
 use super::tokens::Right;
-use crate::daemon::Snapshot;
+use crate::daemon::{Snapshot, UserRequest};
 use crate::model::{self, Row, Spec};
 use crate::page::params::{Params, decode};
 use crate::reconcile::{self, RolloutOrder};
@@ -27,7 +26,7 @@ const ROWS: usize = 100;
 /// The highest `limit`.
 const MOST_ROWS: usize = 1000;
 
-type Found = Result<Reply, Problem>;
+type Found = Result<Reply, Refused>;
 
 fn found(value: &impl Serialize) -> Found {
     answer(serde_json::to_vec(value))
@@ -42,9 +41,29 @@ fn list<T: Serialize>(elements: impl Iterator<Item = T>) -> Found {
 }
 
 fn answer(text: serde_json::Result<Vec<u8>>) -> Found {
-    let mut text = text.map_err(|e| Problem::unavailable(format!("the answer cannot be written: {e}")))?;
+    let mut text = text.map_err(|e| unavailable(format!("the answer cannot be written: {e}")))?;
     text.push(b'\n');
     Ok(Answer::new(200, JSON, text).into())
+}
+
+fn unknown(what: &str) -> Refused {
+    Refused::new(404, format!("there is no such {what}"))
+}
+
+pub(super) fn unavailable(why: String) -> Refused {
+    Refused::new(503, why)
+}
+
+impl From<reconcile::Refused> for Refused {
+    fn from(refused: reconcile::Refused) -> Self {
+        let why = refused.to_string();
+        match refused {
+            reconcile::Refused::Invalid(mistake) => Self::at(400, mistake.at, mistake.why),
+            reconcile::Refused::NotFound(_) => Self::new(404, why),
+            reconcile::Refused::Conflict(_) => Self::new(409, why),
+            reconcile::Refused::Busy | reconcile::Refused::Store(_) => unavailable(why),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -83,7 +102,7 @@ impl Programs {
         let allow = |names: &[&str]| allow(&params, names);
         // A script whose variable is empty sends `revision=`. It would write without a comparison.
         if let Some((name, _)) = request.query.iter().find(|(_, value)| value.is_empty()) {
-            return Err(Problem::at(400, name, "it has no value"));
+            return Err(Refused::at(400, name, "it has no value"));
         }
         match (request.method.as_str(), &parts[..]) {
             ("GET" | "HEAD", ["events"]) => {
@@ -106,7 +125,7 @@ impl Programs {
                     let client = access.client(&request).ok().flatten();
                     client.is_some_and(|client| client.reads_output || output.is_none())
                 };
-                Ok(events::reply(&*self.source, after, output, may_read)?)
+                events::reply(&*self.source, after, output, may_read)
             }
             ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None)?),
             ("GET" | "HEAD", ["traces"]) => self.traces(&params),
@@ -114,12 +133,12 @@ impl Programs {
                 allow(&["since"])?;
                 let since = number(&params, "since")?.unwrap_or(0);
                 let figures = self.source.figures(uuid(node)?, since);
-                found(&figures.map_err(Problem::unavailable)?)
+                found(&figures.map_err(unavailable)?)
             }
             ("GET" | "HEAD", _) => {
                 let is_filtered = matches!(parts[..], ["instances"]);
                 allow(if is_filtered { &["workload"] } else { &[] })?;
-                let picture = self.pictures.sample().map_err(Problem::unavailable)?;
+                let picture = self.pictures.sample().map_err(unavailable)?;
                 // One answer is made at a time. An answer of all instances may have many megabytes, and
                 // it counts as a large one only when it is complete.
                 let _making = self.making.lock();
@@ -136,7 +155,7 @@ impl Programs {
                 // A dry run changes nothing.
                 if client.right < Right::Write && params.get("dry_run") != "1" {
                     let why = "a token that may write is needed, or a certificate of the role controller";
-                    return Err(Refused::new(403, why).into());
+                    return Err(Refused::new(403, why));
                 }
                 // A certificate is sent with the requests of any page, so the origin is checked too.
                 access::check_origin(request)?;
@@ -152,17 +171,17 @@ impl Programs {
             }
             ("PUT", ["workloads"]) if !params.get("revision").is_empty() => {
                 let why = "each of several workloads has a revision of its own";
-                return Err(Problem::at(400, "revision", why));
+                return Err(Refused::at(400, "revision", why));
             }
             ("PUT", ["workloads"]) => String::new(),
-            _ => return Err(Problem::unknown("route")),
+            _ => return Err(unknown("route")),
         };
         if method != "DELETE" {
             let kind = request.header("content-type").unwrap_or_default();
             let kind = kind.split(';').next().unwrap_or_default().trim();
             // A page of another site cannot send this type without a CORS preflight, which fails.
             if !kind.eq_ignore_ascii_case(JSON) {
-                return Err(Problem::at(415, "Content-Type", "it must be application/json"));
+                return Err(Refused::at(415, "Content-Type", "it must be application/json"));
             }
         }
         // Writers compare and write one after the other. So of two writers that know the same
@@ -174,28 +193,31 @@ impl Programs {
                 let dry_run = match params.get("dry_run") {
                     "" | "0" => false,
                     "1" => true,
-                    _ => return Err(Problem::at(400, "dry_run", "it must be 1 or 0")),
+                    _ => return Err(Refused::at(400, "dry_run", "it must be 1 or 0")),
                 };
+                let apply = |specs| self.source.request(actor, UserRequest::Apply { specs, dry_run });
                 if parts.len() == 1 {
-                    return found(&self.source.apply(actor, body(&request.body)?, dry_run)?);
+                    return found(&apply(body(&request.body)?)?.1);
                 }
                 let spec: Spec = body(&request.body)?;
                 if spec.name != name {
-                    return Err(Problem::at(400, "name", "it is not the name in the address"));
+                    return Err(Refused::at(400, "name", "it is not the name in the address"));
                 }
-                found(&self.source.apply(actor, vec![spec], dry_run)?.pop())
+                found(&apply(vec![spec])?.1.pop())
             }
-            "DELETE" => found(&json!({ "revision": self.source.delete(actor, &name)? })),
             _ => {
-                let Ordered { order } = body(&request.body)?;
-                found(&json!({ "revision": self.source.rollout(actor, &name, order)? }))
+                let change = match method {
+                    "DELETE" => UserRequest::Delete(name),
+                    _ => UserRequest::Rollout(name, body::<Ordered>(&request.body)?.order),
+                };
+                found(&json!({ "revision": self.source.request(actor, change)?.0 }))
             }
         }
     }
 
     /// Compares the parameter `revision`, if it is there, with the present revision of the workload.
     /// A workload that does not exist has the revision 0.
-    fn check_revision(&self, name: &str, params: &Params) -> Result<(), Problem> {
+    fn check_revision(&self, name: &str, params: &Params) -> Result<(), Refused> {
         let Some(expected) = number::<i64>(params, "revision")? else {
             return Ok(());
         };
@@ -206,10 +228,10 @@ impl Programs {
             return Ok(());
         }
         let why = format!("workload {name} has the revision {present} by now; read it again");
-        Err(Problem::at(409, "revision", why))
+        Err(Refused::at(409, "revision", why))
     }
 
-    fn rows(&self, params: &Params, kind: Option<String>) -> Result<Vec<Row>, Problem> {
+    fn rows(&self, params: &Params, kind: Option<String>) -> Result<Vec<Row>, Refused> {
         let known = [
             "after", "before", "limit", "workload", "instance", "node", "kind", "order",
         ];
@@ -217,12 +239,12 @@ impl Programs {
         let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
         let limit = number(params, "limit")?.unwrap_or(ROWS);
         if !(1..=MOST_ROWS).contains(&limit) {
-            return Err(Problem::at(400, "limit", format!("it is 1 to {MOST_ROWS}")));
+            return Err(Refused::at(400, "limit", format!("it is 1 to {MOST_ROWS}")));
         }
         let newest_first = match params.get("order") {
             "" | "oldest" => false,
             "newest" => true,
-            _ => return Err(Problem::at(400, "order", "it is newest or oldest")),
+            _ => return Err(Refused::at(400, "order", "it is newest or oldest")),
         };
         let query = Query {
             after: number(params, "after")?,
@@ -234,7 +256,7 @@ impl Programs {
             limit,
             newest_first,
         };
-        self.source.rows(&query).map_err(Problem::unavailable)
+        self.source.rows(&query).map_err(unavailable)
     }
 
     fn traces(&self, params: &Params) -> Found {
@@ -249,36 +271,36 @@ impl Programs {
 
 /// Refuses unknown parameters. If they were ignored, a filter with a misspelt name would show
 /// everything.
-fn allow(params: &Params, names: &[&str]) -> Result<(), Problem> {
+fn allow(params: &Params, names: &[&str]) -> Result<(), Refused> {
     match params.without(names).next() {
-        Some((name, _)) => Err(Problem::at(400, name.as_str(), "there is no such parameter")),
+        Some((name, _)) => Err(Refused::at(400, name.as_str(), "there is no such parameter")),
         None => Ok(()),
     }
 }
 
 /// The value of a parameter, parsed; `None` if the parameter is missing.
-fn number<T: std::str::FromStr>(params: &Params, name: &str) -> Result<Option<T>, Problem> {
+fn number<T: std::str::FromStr>(params: &Params, name: &str) -> Result<Option<T>, Refused> {
     match params.get(name) {
         "" => Ok(None),
         text => parsed(name, text),
     }
 }
 
-fn parsed<T: std::str::FromStr>(name: &str, text: &str) -> Result<Option<T>, Problem> {
-    let wrong = |_| Problem::at(400, name, format!("not a valid value: {text:.64}"));
+fn parsed<T: std::str::FromStr>(name: &str, text: &str) -> Result<Option<T>, Refused> {
+    let wrong = |_| Refused::at(400, name, format!("not a valid value: {text:.64}"));
     text.parse().map(Some).map_err(wrong)
 }
 
-fn uuid(text: &str) -> Result<Uuid, Problem> {
+fn uuid(text: &str) -> Result<Uuid, Refused> {
     text.parse()
-        .map_err(|_| Problem::at(400, "path", format!("not a UUID: {text:.64}")))
+        .map_err(|_| Refused::at(400, "path", format!("not a UUID: {text:.64}")))
 }
 
 /// Reads the JSON of a body. An error names the line and the column.
-fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Refused> {
     serde_json::from_slice(body).map_err(|e| {
         let at = format!("line {}, column {}", e.line(), e.column());
-        Problem::at(400, at, e.to_string())
+        Refused::at(400, at, e.to_string())
     })
 }
 
@@ -321,7 +343,7 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params, right: Ri
         ["instances", instance] => {
             let instance = uuid(instance)?;
             match (kept.state.instances.get(&instance), view.instance(instance)) {
-                (None, None) => Err(Problem::unknown("instance")),
+                (None, None) => Err(unknown("instance")),
                 (kept, seen) => found(&of_instance(view, kept.map(|kept| &**kept), seen)),
             }
         }
@@ -334,9 +356,9 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params, right: Ri
                 value["tunnels"] = json!(node.stats.tunnels);
                 found(&value)
             }
-            None => Err(Problem::unknown("node")),
+            None => Err(unknown("node")),
         },
-        _ => Err(Problem::unknown("route")),
+        _ => Err(unknown("route")),
     }
 }
 

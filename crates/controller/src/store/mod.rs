@@ -48,8 +48,9 @@ pub use self::follow::Follow;
 pub use self::history::{History, Query};
 pub(crate) use self::schema::MAX_TEXT;
 pub use self::shared::Limits;
-use self::shared::{Job, LOCK, Shared, identity, lock};
+use self::shared::{Job, LOCK, Shared, identity};
 use crate::model::{State, Write};
+use ssntp_transport::locked;
 use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "controller.db";
@@ -151,7 +152,7 @@ impl Store {
 
     /// The error of the last commit, if it failed.
     pub fn failing(&self) -> Option<StoreError> {
-        lock(&self.shared.failing).clone()
+        locked(&self.shared.failing).clone()
     }
 
     /// The highest number that a row of the history ever had; 0 before the first row.
@@ -179,7 +180,7 @@ fn start(
     threads::joined("ssntp-store", move || {
         owner::Owner::new(connection, &shared, limits).run(&jobs);
         // Closes the channels, so that followers end.
-        *lock(&shared.followers) = None;
+        *locked(&shared.followers) = None;
     })
 }
 
@@ -210,7 +211,7 @@ impl Reading {
         let (follower, commits) = bounded(1);
         // Without this, followers that come and go while there is no commit would add up.
         self.0.wake_followers();
-        lock(&self.0.followers).as_mut()?.push(follower);
+        locked(&self.0.followers).as_mut()?.push(follower);
         Some(commits)
     }
 }

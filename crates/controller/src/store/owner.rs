@@ -9,8 +9,9 @@ use rusqlite::{Connection, params};
 
 use super::error::{Fault, StoreError};
 use super::schema;
-use super::shared::{Job, Limits, Shared, identity, lock};
+use super::shared::{Job, Limits, Shared, identity};
 use crate::clock::{now, unix_ms};
+use ssntp_transport::locked;
 
 const LOG: &str = "ssntp::controller";
 
@@ -101,7 +102,7 @@ impl<'a> Owner<'a> {
                        opened it; restart the controller";
             Err(StoreError::failed(file, Fault::Other, why.into()))
         };
-        let mut failing = lock(&self.shared.failing);
+        let mut failing = locked(&self.shared.failing);
         match (&outcome, &*failing) {
             (Err(e), before) if before.as_ref() != Some(e) => warn!(target: LOG, "not written: {e}"),
             (Ok(_), Some(_)) => info!(target: LOG, "the database takes writes again"),

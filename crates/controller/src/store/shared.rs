@@ -3,14 +3,15 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, TrySendError};
 
 use super::error::StoreError;
 use crate::model::Write;
+use ssntp_transport::locked;
 
 /// The file whose lock shows that a controller uses the directory.
 pub(super) const LOCK: &str = "lock";
@@ -60,15 +61,11 @@ pub(super) struct Shared {
 impl Shared {
     /// Wakes the followers, which then read the new rows. Forgets those that are gone.
     pub(super) fn wake_followers(&self) {
-        if let Some(followers) = &mut *lock(&self.followers) {
+        if let Some(followers) = &mut *locked(&self.followers) {
             followers
                 .retain(|follower| !matches!(follower.try_send(()), Err(TrySendError::Disconnected(()))));
         }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The device and the number of each of the files that [`identity`] lists.

@@ -210,7 +210,7 @@ fn followers_that_are_gone_do_not_add_up_without_commits() {
     for _ in 0..100 {
         drop(store.reading().follow(None).unwrap());
     }
-    assert!(lock(&store.shared.followers).as_ref().unwrap().len() <= 2);
+    assert!(locked(&store.shared.followers).as_ref().unwrap().len() <= 2);
     store.note(vec![event("noted")]);
     assert_eq!(stays.next(LONG).unwrap().unwrap().text, "noted");
 }

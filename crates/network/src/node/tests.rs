@@ -163,7 +163,7 @@ fn links_that_break_while_the_agent_runs_are_made_again() {
             networks.attach(uuid(key), &port(&networks, key), end).unwrap();
         }
         let is_whole = || {
-            let made = networks.made();
+            let made = locked(&networks.made);
             let filter = Filter::read().unwrap();
             assert_eq!((filter.rules, filter.elements), (made.rules, 4));
             names() == of_keys(&[1, 2])
@@ -359,7 +359,7 @@ fn a_machine_requests_only_its_own_address() {
 fn a_thousand_tenants_are_made_and_removed() {
     alone(|networks| {
         networks.restore(&[]).unwrap();
-        let mut made = networks.made();
+        let mut made = locked(&networks.made);
         for key in 1..=1000 {
             let added = made.add(uuid(key), &port(&networks, key), End::Machine(0));
             assert_eq!(added, Ok(true));
@@ -431,7 +431,7 @@ fn only_a_concentrator_on_a_bridge_has_a_port_on_its_host() {
                 .attach_underlay(uuid(1), &interface, &process.namespace())
                 .unwrap();
             assert_eq!(names().len(), ports);
-            let missing = networks.settle(&networks.made(), &links().unwrap());
+            let missing = networks.settle(&locked(&networks.made), &links().unwrap());
             assert_eq!(missing, BTreeSet::new());
             networks.detach(uuid(1));
         }

@@ -16,7 +16,7 @@
 //! of all elements, and the size of the engine's data does not depend on the elements.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
@@ -31,6 +31,7 @@ use super::server_side::{ServerEvents, call};
 use crate::message::{Peer, Role};
 use crate::model::{Edit, FileError, Format, ManagedObject, Schema, Tree};
 use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{locked, locked_again};
 
 /// The document with the policy.
 const POLICY: &str = "policy";
@@ -157,7 +158,7 @@ impl Cluster {
 impl Drop for Cluster {
     /// Leaves the cluster. Edits under way fail. The dispatcher has to run.
     fn drop(&mut self) {
-        self.shared.lock().is_stopping = true;
+        locked(&self.shared.state).is_stopping = true;
         self.shared.changed.notify_all();
     }
 }
@@ -170,7 +171,7 @@ impl Shared {
         loop {
             // Not locked during the write, because the thread that reads needs the lock.
             let (base, text, read_before) = {
-                let state = self.lock();
+                let state = locked(&self.state);
                 (state.revision, state.text.clone(), state.read)
             };
             let is = base.unwrap_or(0);
@@ -220,8 +221,10 @@ impl Shared {
     /// Blocks until more than `read` documents have been read and applied.
     fn wait_past(&self, read: u64) -> Result<(), CallError> {
         let is_same = |state: &mut State| state.read == read && !state.is_stopping;
-        let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, is_same);
-        let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .changed
+            .wait_timeout_while(locked(&self.state), PATIENCE, is_same);
+        let (state, waited) = locked_again(waited);
         match (state.is_stopping, waited.timed_out()) {
             (true, _) => Err(CallError::Stopped),
             (false, true) => {
@@ -237,7 +240,7 @@ impl Shared {
             // The policy in force and not the last document, which may have been malformed.
             let text = own_document(&self.events)?;
             let former = {
-                let mut state = self.lock();
+                let mut state = locked(&self.state);
                 state.text.clone_from(&text);
                 state.revision.take()
             };
@@ -258,7 +261,7 @@ impl Shared {
         let revision = stored.revision;
         // The policy and the state change under one lock. Otherwise a thread that has read the new
         // policy could make its edit on the former document.
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         if state.revision == Some(revision) && state.text == stored.text {
             return Ok(());
         }
@@ -275,10 +278,6 @@ impl Shared {
         drop(state);
         self.changed.notify_all();
         applied
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
@@ -21,7 +21,7 @@ use crate::policy_element::{self as core, ElementCore, Health, PeerState, Resolv
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Acceptance, Budget, PATIENCE};
+use ssntp_transport::{Acceptance, Budget, PATIENCE, locked};
 
 /// A running policy element: connects to its servers, keeps resolved objects up to date, declares
 /// endpoints and reports state.
@@ -381,10 +381,7 @@ pub struct Reference {
 
 impl Drop for Reference {
     fn drop(&mut self) {
-        self.released
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(self.resolved.take());
+        locked(&self.released).extend(self.resolved.take());
         // An empty call wakes the dispatcher, which releases the reference. If the channel is full,
         // the events in it do the same.
         let _ = self.events.try_send(DispatchEvent::Call(Box::new(|_, _, _| ())));

@@ -2,7 +2,7 @@
 //! of events.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -18,8 +18,8 @@ use crate::message::Decoder;
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use crate::policy_element::{ElementAction as CoreAction, ElementCore, ElementEvent, ResolveReference};
-use ssntp_transport::Halves;
 use ssntp_transport::dispatch::Action;
+use ssntp_transport::{Halves, locked};
 
 /// Sends events to an element's dispatcher.
 pub(super) type ElementEvents = SideEvents<ElementSide>;
@@ -260,7 +260,7 @@ impl Side for ElementSide {
     /// Releases the references that were dropped.
     fn settle(&mut self, now: Instant) {
         // The lock is held only while the list is taken, so dropping a reference does not block.
-        let released = std::mem::take(&mut *self.released.lock().unwrap_or_else(PoisonError::into_inner));
+        let released = std::mem::take(&mut *locked(&self.released));
         for reference in released {
             self.core.release(reference, now);
         }

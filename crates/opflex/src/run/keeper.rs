@@ -13,7 +13,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -22,8 +22,8 @@ use log::{error, info, warn};
 use super::config::{CallError, SERVER_LOG as LOG, StartError};
 use super::journal::{self, EditLine, Journal};
 use crate::model::{FileError, Format, ManagedObject};
-use ssntp_transport::replace;
 use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{locked, replace};
 
 /// Makes the text of the file: the present policy as JSON.
 pub(super) type MakeText = Box<dyn Fn() -> Result<Vec<u8>, CallError> + Send>;
@@ -67,7 +67,7 @@ const MAX_OBJECTS: usize = 10_000;
 impl KeeperSender {
     /// Records that policy has changed.
     pub(super) fn changed(&self, edits: Vec<EditLine>) {
-        let mut pending = self.lock();
+        let mut pending = locked(&self.pending);
         pending.objects += edits.iter().map(EditLine::len).sum::<usize>();
         pending.edits.extend(edits);
         // While the disk is slow, edits must not fill the memory.
@@ -97,10 +97,6 @@ impl KeeperSender {
             Ok(Some(why)) => Err(CallError::Keep(io::Error::other(why))),
             Err(_) => Err(CallError::Stopped),
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Unwritten> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,7 +167,7 @@ fn run(
         // Taken before the edits, so that the edits of these callers are part of this write.
         let callers: Vec<_> = waiting.try_iter().collect();
         // Taken before the copy, so that later edits are part of the next write.
-        let pending = std::mem::take(&mut *sender.lock());
+        let pending = std::mem::take(&mut *locked(&sender.pending));
         // An earlier write had the edits of these callers, or they changed nothing.
         if pending.objects == 0 && failed.is_none() {
             for caller in callers {

@@ -1,7 +1,7 @@
 //! A server on threads: its owner, and the handshakes of clients.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use crossbeam_channel::Receiver;
@@ -27,7 +27,7 @@ use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, LogLimit, More, Newcomer, PATIENCE,
-    PeerAddress, Room, TcpOptions, after, memory_for_queues, plain, slots, wall_clock,
+    PeerAddress, Room, TcpOptions, after, locked, memory_for_queues, plain, slots, wall_clock,
 };
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
@@ -197,7 +197,7 @@ impl Server {
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
         let generation = {
-            let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tls = locked(&self.tls);
             if let Some(former) = &tls.acceptor {
                 acceptor.check_follows(former)?;
             }
@@ -315,7 +315,7 @@ struct HandshakeContext {
 impl HandshakeContext {
     /// Counts a log line of a peer. `None` if its host has caused too many lines.
     fn admit_line(&self, peer: &PeerAddress, what: &'static str) -> Option<More> {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = locked(&self.log);
         log.admit(host(&peer.to_string()).to_owned(), what, now())
     }
 
@@ -331,7 +331,7 @@ impl HandshakeContext {
         };
         let dialled = place.clone().or_else(of_stream);
         let (acceptor, generation) = {
-            let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            let tls = locked(&self.tls);
             (tls.acceptor.clone(), tls.generation)
         };
         let (halves, shown): (_, Shown) = match acceptor {

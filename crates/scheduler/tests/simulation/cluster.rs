@@ -11,7 +11,6 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::agent::{Step, SteppedAgent, SteppedConfig};
 use super::application::SharedLog;
 use ssntp::Role;
 use ssntp::proto::{Event, Frame};
@@ -22,6 +21,7 @@ use ssntp_agent::driver::{
 use ssntp_cluster::machine::Facts;
 use ssntp_payload::{InstanceDeleted, InstanceStopped, Start};
 use ssntp_test_support::random::Random;
+use ssntp_test_support::stepped::{Step, SteppedAgent, SteppedConfig};
 use ssntp_view::View;
 
 /// Agents send STATS after events only. Regular STATS would keep a world from its rest.

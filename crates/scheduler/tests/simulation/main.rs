@@ -62,7 +62,6 @@
     reason = "a seed that fails is to end the test"
 )]
 
-mod agent;
 mod application;
 mod certificates;
 mod checks;

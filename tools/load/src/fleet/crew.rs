@@ -14,8 +14,8 @@ use super::session::{Dialer, Session};
 use super::simulate::SimulateDriver;
 use super::{Counts, FleetConfig, Stop, now};
 use ssntp::Role;
-use ssntp_agent::{Step, SteppedAgent, SteppedConfig};
 use ssntp_cluster::machine::Facts;
+use ssntp_test_support::stepped::{Step, SteppedAgent, SteppedConfig};
 
 /// The longest pause before an agent that has no session connects again.
 const PAUSE: Duration = Duration::from_secs(2);

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::super::{Measurable, RunId, Usage};
 use super::procfs::{self, Stat};
-use super::{MB, Supervisors, is_of, lock};
+use super::{MB, Supervisors, is_of};
 use crate::tree;
 use ssntp_cluster::clock::now;
+use ssntp_transport::locked;
 
 /// The maximum number of files in use by an instance that are counted, at some two microseconds each. An
 /// instance with more counts as too large, so that it cannot hide files behind others.
@@ -107,7 +108,7 @@ impl Supervisors {
             cpu,
         };
         // A sample of an earlier run is not comparable, so the IDs of the runs are compared.
-        let before = lock(&self.inner.samples).insert(instance, sample);
+        let before = locked(&self.inner.samples).insert(instance, sample);
         if let Some(before) = before.filter(|before| before.handle == *handle && before.at < at) {
             usage.cpu_percent = percent(cpu.saturating_sub(before.cpu), at - before.at, subject.vcpus);
         }

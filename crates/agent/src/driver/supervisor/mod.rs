@@ -107,7 +107,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use log::{info, warn};
@@ -132,7 +132,7 @@ use self::watch::{Watch, Watched};
 use super::{Commit, Exit, Found, InstanceDir, NewsSink, Reason, Refused, RunId, Running, User};
 use crate::network::Wire;
 use ssntp_payload::HealthCheck;
-use ssntp_transport::descriptors;
+use ssntp_transport::{descriptors, locked};
 
 /// The subcommand that makes this program a supervisor.
 const SUPERVISE: &str = "supervise-instance";
@@ -394,10 +394,10 @@ impl Supervisors {
             handle: handle.clone(),
         })?;
         // The first measurement can then compute the CPU usage since the beginning of the run.
-        lock(&self.inner.samples).insert(starting.place.instance(), Sample::first(&handle));
+        locked(&self.inner.samples).insert(starting.place.instance(), Sample::first(&handle));
         starting.cgroups = None;
         if let Some((child, _)) = starting.run.take() {
-            lock(&self.inner.launched).insert(handle.pid, (child, stream));
+            locked(&self.inner.launched).insert(handle.pid, (child, stream));
         }
         Ok(handle)
     }
@@ -442,7 +442,7 @@ impl Supervisors {
     /// Calls `sink` with the health of the run, and when it has ended: its supervisor is gone, and processes that it has left
     /// were killed.
     pub fn watch(&self, running: &Running, sink: &NewsSink) {
-        let launched = lock(&self.inner.launched).remove(&running.handle.pid);
+        let launched = locked(&self.inner.launched).remove(&running.handle.pid);
         let (child, stream) = launched.unzip();
         self.inner.watch.add(Watched {
             running: running.clone(),
@@ -528,7 +528,7 @@ impl Supervisors {
     /// Drops the measurements of an instance, and removes its control group in case a former agent
     /// died before it did so.
     pub fn forget(&self, instance: Uuid) {
-        lock(&self.inner.samples).remove(&instance);
+        locked(&self.inner.samples).remove(&instance);
         self.inner.cgroups.remove(instance);
     }
 
@@ -615,12 +615,6 @@ fn user_of(user: User) -> (Uid, Gid) {
 /// The time limit of a `poll`. All of them are short, so none is left out.
 fn timespec(limit: Duration) -> Option<Timespec> {
     limit.try_into().ok()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change of these maps is a single call, so a thread that panicked has left a complete map,
-    // and a poisoned lock can be used.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crossbeam_channel::Receiver;
 use serde_json::Value;
 use ssntp::client::{Client, Request, RequestError};
 use ssntp::proto::{Frame, FrameKind, Operands};
-use ssntp_transport::threads;
+use ssntp_transport::{locked, threads};
 use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload};
@@ -47,7 +47,7 @@ impl Asked {
     /// Keeps a request until it is answered. Returns its number, and the oldest requests that were
     /// removed to make room for it.
     pub(super) fn keep(&self, request: Request) -> (u64, Vec<Request>) {
-        let mut kept = lock(&self.0);
+        let mut kept = locked(&self.0);
         kept.last += 1;
         kept.bytes += request.payload().len();
         let number = kept.last;
@@ -71,7 +71,7 @@ impl Asked {
         answer: impl FnOnce(&Request) -> Result<(), RequestError>,
     ) -> Result<(), Error> {
         let is_meant = |(other, _): &(u64, Request)| *other == number;
-        let found = lock(&self.0).requests.iter().find(|one| is_meant(one)).cloned();
+        let found = locked(&self.0).requests.iter().find(|one| is_meant(one)).cloned();
         let (_, request) = found.ok_or_else(|| {
             let why = format!("no request {number} waits for a reply");
             Error::new("no_such_request", why)
@@ -79,7 +79,7 @@ impl Asked {
         // This may wait for room in the session's queue. Further requests are kept meanwhile, for which
         // this one may have been removed.
         answer(&request)?;
-        let mut kept = lock(&self.0);
+        let mut kept = locked(&self.0);
         let at = kept.requests.iter().position(is_meant);
         if at.and_then(|at| kept.requests.remove(at)).is_some() {
             kept.bytes -= request.payload().len();
@@ -286,8 +286,4 @@ fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
         Ok(false) => Err(Error::new("not_connected", "no session is established")),
         Err(why) => Err(Error::new("ended", why)),
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

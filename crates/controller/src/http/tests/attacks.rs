@@ -3,7 +3,7 @@
 use std::net::Shutdown;
 
 use super::*;
-use crate::{Config, Daemon, Limits};
+use crate::{Config, Daemon, Limits, UserRequest};
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::transport::memory::MemoryListener;
@@ -288,7 +288,11 @@ fn no_text_of_an_address_reaches_the_database_as_sql() {
     let spec = json!({ "name": "web", "count": 0, "start": { "command": ["a"] } });
     let spec = serde_json::from_value(spec).unwrap();
     assert_eq!(rig.get("/api/v1/workloads").1, json!([]));
-    daemon.handle().apply(vec![spec], false).unwrap();
+    let apply = UserRequest::Apply {
+        specs: vec![spec],
+        dry_run: false,
+    };
+    daemon.handle().request("", apply).unwrap();
     // A client that reads right after its write reads the new state.
     assert_eq!(rig.get("/api/v1/workloads/web").0, 200);
     let applied = || rig.get("/api/v1/history?workload=web&kind=applied").1;

@@ -247,7 +247,7 @@ fn a_start_of_a_former_session_that_no_node_shows_is_lost() {
     };
     let (lost, pending) = (rig.order(&other(VOLUME)), rig.order(&other(NODE)));
     let look = || {
-        let mut state = rig.shared.lock();
+        let mut state = locked(&rig.shared.state);
         let at = state.orders.next_deadline()?;
         state.handle_deadline(at);
         Some(())
@@ -281,24 +281,22 @@ fn repeated_restarts_of_the_scheduler_do_not_delay_a_lost_start() {
     let again = || {
         rig.shared.offline("lost".into(), UNIX_EPOCH);
         rig.shared.online("scheduler".into(), None);
-        rig.shared.lock().orders.next_deadline()
+        locked(&rig.shared.state).orders.next_deadline()
     };
     let at = again().expect("a check is scheduled");
     assert_eq!(again(), Some(at));
     rig.shared.offline("lost".into(), UNIX_EPOCH);
-    let look = |at| rig.shared.lock().handle_deadline(at);
+    let look = |at| locked(&rig.shared.state).handle_deadline(at);
     look(at);
     open(&lost);
     rig.shared.online("scheduler".into(), None);
-    let at = rig
-        .shared
-        .lock()
+    let at = locked(&rig.shared.state)
         .orders
         .next_deadline()
         .expect("the check is repeated");
     look(at);
     assert!(matches!(lost.try_recv().unwrap(), Err(OrderError::Lost(_))));
-    assert_eq!(rig.shared.lock().orders.next_deadline(), None);
+    assert_eq!(locked(&rig.shared.state).orders.next_deadline(), None);
 }
 
 #[test]

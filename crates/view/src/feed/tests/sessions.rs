@@ -53,7 +53,7 @@ fn a_lost_session_settles_nothing_and_the_end_settles_all() {
     assert_eq!(shown(&one), format!("instance {INSTANCE} is gone"));
 
     let two = rig.order(&delete());
-    rig.shared.lock().end(ClientError::Closed);
+    locked(&rig.shared.state).end(ClientError::Closed);
     assert!(matches!(
         two.try_recv().unwrap(),
         Err(OrderError::Ended(ClientError::Closed))
@@ -76,9 +76,11 @@ fn a_slow_subscriber_misses_changes_and_blocks_no_thread() {
     let dropped = rig.shared.subscribe();
     drop(dropped);
     for _ in 0..MAX_CHANGES + 5 {
-        rig.shared.lock().subscribers.publish(&Change::NodeOffline);
+        locked(&rig.shared.state)
+            .subscribers
+            .publish(&Change::NodeOffline);
     }
-    assert_eq!(rig.shared.lock().subscribers.len(), 1);
+    assert_eq!(locked(&rig.shared.state).subscribers.len(), 1);
     assert_eq!(changes.try_iter().count(), MAX_CHANGES);
     rig.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
     let names: Vec<_> = changes.try_iter().map(|change| change.to_string()).collect();
@@ -202,7 +204,7 @@ fn a_leader_after_a_silence_that_counted_as_complete_begins_a_new_session() {
         shared: Shared::new(View::default()),
     };
     rig.shared.online("scheduler".into(), None);
-    rig.shared.lock().last_news -= LONG_QUIET;
+    locked(&rig.shared.state).last_news -= LONG_QUIET;
     assert!(rig.shared.wait_complete(now()));
     let changes = rig.shared.subscribe();
     // The server was slow, or is one of an old version that sends no NewLeader before there is a leader.
@@ -246,8 +248,8 @@ fn a_new_leader_sends_a_new_snapshot_and_orders_keep_waiting() {
     lost.instance_uuid = Uuid::from_u128(9);
     let lost = rig.order(&lost);
     rig.frame(&leader(2));
-    let at = rig.shared.lock().orders.next_deadline().unwrap();
-    rig.shared.lock().handle_deadline(at);
+    let at = locked(&rig.shared.state).orders.next_deadline().unwrap();
+    locked(&rig.shared.state).handle_deadline(at);
     assert!(matches!(
         lost.try_recv().unwrap(),
         Err(OrderError::Lost(Command::START))

@@ -20,26 +20,30 @@ fn place(instance: Uuid) -> InstanceDir {
 
 /// The settings of a [`SteppedAgent`].
 #[derive(Clone, Debug)]
-pub(super) struct SteppedConfig {
+pub struct SteppedConfig {
     /// The node's UUID, which is the UUID of the agent's session.
-    pub(super) node: Uuid,
+    pub node: Uuid,
     /// The role of the agent's session: AGENT, NETAGENT or both.
-    pub(super) role: Role,
+    pub role: Role,
     /// The facts that the node reports.
-    pub(super) facts: Facts,
+    pub facts: Facts,
     /// The maximum number of instances of the node.
-    pub(super) max_instances: usize,
+    pub max_instances: usize,
     /// The interval between STATS.
-    pub(super) interval: Duration,
+    pub interval: Duration,
 }
 
 /// An input of a [`SteppedAgent`].
 #[derive(Debug)]
-pub(super) enum Step {
+pub enum Step {
     /// A session was established; the payload of CONNECTED.
     Connected(Bytes),
+    /// The session has ended.
+    Disconnected,
     /// A frame was received.
     Frame(Frame),
+    /// Frames could not be sent, in this order.
+    Unsent(Vec<Frame>),
     /// [`SteppedAgent::deadline`] has passed.
     Tick,
 }
@@ -50,7 +54,7 @@ pub(super) enum Step {
 /// Jobs are done inside [`step`](Self::step), so the driver must not block. No file is written, and
 /// instances have no volumes and no logs.
 #[derive(Debug)]
-pub(super) struct SteppedAgent {
+pub struct SteppedAgent {
     control: Control,
     facts: Facts,
     /// The news of runs that the driver has told and that are not handled yet: at most
@@ -60,7 +64,7 @@ pub(super) struct SteppedAgent {
 
 impl SteppedAgent {
     /// An agent whose instances are run by `driver`.
-    pub(super) fn new(config: SteppedConfig, driver: Arc<dyn Driver>, now: Instant) -> Self {
+    pub fn new(config: SteppedConfig, driver: Arc<dyn Driver>, now: Instant) -> Self {
         let facts = config.facts;
         let settings = Settings {
             node: config.node,
@@ -83,18 +87,20 @@ impl SteppedAgent {
     }
 
     /// The time at which [`Step::Tick`] is due.
-    pub(super) fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         self.control.next_deadline()
     }
 
     /// Handles a step and does the jobs that follow from it. Returns the frames to send.
-    pub(super) fn step(&mut self, now: Instant, step: Step) -> Vec<Frame> {
+    pub fn step(&mut self, now: Instant, step: Step) -> Vec<Frame> {
         let mut frames = Vec::new();
         let mut inputs = vec![match step {
             Step::Connected(payload) => Input::Connected {
                 configuration: Some(payload).filter(|yaml| !yaml.is_empty()),
             },
+            Step::Disconnected => Input::Disconnected,
             Step::Frame(frame) => Input::Frame(frame),
+            Step::Unsent(frames) => Input::Unsent(frames),
             Step::Tick => Input::Tick,
         }];
         while !inputs.is_empty() {
