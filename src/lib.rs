@@ -90,7 +90,6 @@
 #[cfg(any(all(doc, not(doctest)), all(doctest, feature = "issue")))]
 pub mod book;
 pub mod client;
-mod clock;
 #[cfg(feature = "issue")]
 mod join;
 pub mod payload;

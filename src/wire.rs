@@ -7,10 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::BytesMut;
 use uuid::Uuid;
 
-use crate::clock::wall_clock;
 use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
 use ssntp_pki::Role;
-use ssntp_transport::{Decode, Outgoing};
+use ssntp_transport::{Decode, Outgoing, wall_clock};
 
 /// The application protocol (ALPN) of a connection with which a node joins.
 pub(crate) const JOIN_PROTOCOL: &[u8] = b"ssntp-join/1";

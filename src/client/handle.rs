@@ -17,13 +17,12 @@ use super::event::{ClientCounters, ClientEvent, ServerInfo};
 use super::figures::ClientFigures;
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
-use crate::clock::{now, wall_clock};
 use crate::payload::Content;
 use crate::proto::Frame;
 use crate::request::{Awaited, Outstanding, Request, RequestError};
 use crate::silence::Silence;
 use ssntp_pki::{Identity, Role, Trust};
-use ssntp_transport::{Cancel, Outbox, deadline, dispatch, locked};
+use ssntp_transport::{Cancel, Outbox, deadline, dispatch, locked, now, wall_clock};
 
 /// Sends frames and requests, reports the client's state, and closes it. Only the
 /// [`Client`](super::Client) receives events.

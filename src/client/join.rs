@@ -22,7 +22,6 @@ use uuid::Uuid;
 use super::config::{ClientConfig, random_share};
 use super::event::LOG;
 use super::handle::ClientHandle;
-use crate::clock::{now, wall_clock};
 use crate::join::{JoinAnswer, MAX_ANSWER, message, receive};
 use crate::proto::{Command, Frame};
 use crate::wire::JOIN_PROTOCOL;
@@ -33,8 +32,8 @@ use ssntp_pki::{
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
-    BufferPool, Cancel, Outgoing, Target, TcpOptions, after, deadline, excerpt, left, replace_with_mode,
-    setters,
+    BufferPool, Cancel, Outgoing, Target, TcpOptions, after, deadline, excerpt, left, now, replace_with_mode,
+    setters, wall_clock,
 };
 
 /// The longest time for one connection with which a node joins.

@@ -10,7 +10,6 @@ use super::error::SessionEnd;
 use super::event::{ClientEvent, LOG};
 use super::handle::ClientState;
 use super::inbound::Inbound;
-use crate::clock::now;
 use crate::payload::{Draining, InvalidFrameType};
 use crate::proto::{
     Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, answer_to_bad_exchange,
@@ -18,7 +17,7 @@ use crate::proto::{
 };
 use crate::request::Request;
 use crate::wire::outgoing;
-use ssntp_transport::{EndReason, Outbox, Sink, locked};
+use ssntp_transport::{EndReason, Outbox, Sink, locked, now};
 
 /// The longest time, in seconds, that a server may give its clients to leave.
 const A_DAY: u64 = 86_400;

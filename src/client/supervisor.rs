@@ -13,8 +13,7 @@ use super::config::random_share;
 use super::core::{At, ClientCore, Next, Trial};
 use super::dial::{Dialer, refuse_session};
 use super::handle::ClientHandle;
-use crate::clock::{now, wall_clock};
-use ssntp_transport::Link;
+use ssntp_transport::{Link, now, wall_clock};
 
 /// Closes the client at the end of its supervisor. The client has ended before, unless the supervisor
 /// panicked, for example in a signer of the application. Without this, all callers that wait for a

@@ -29,11 +29,10 @@ use uuid::Uuid;
 use super::config::Offline;
 use super::error::{ClientError, SendFault};
 use super::event::ServerInfo;
-use crate::clock::now;
 use crate::proto::Frame;
 use crate::wire::{outgoing, unix_nanos};
 use ssntp_pki::Role;
-use ssntp_transport::{Limits, Load, Outbox, Outgoing, PushError, locked, locked_again};
+use ssntp_transport::{Limits, Load, Outbox, Outgoing, PushError, locked, locked_again, now};
 
 #[derive(Debug)]
 pub(super) struct Uplink {

@@ -20,17 +20,15 @@ use super::entry::{Entry, EntryStep, NoEntry};
 use super::environment::Environment;
 use super::links::{CLAIM, LINK_PROTOCOL};
 use super::log::AUDIT;
-use crate::clock::{now, wall_clock};
 #[cfg(feature = "issue")]
 use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::CertificateInfo;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Feed};
-use ssntp_transport::excerpt;
 use ssntp_transport::slots::PATIENCE;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
-    Acceptance, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, after, drain, left, locked,
-    refuse,
+    Acceptance, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, after, drain, excerpt, left,
+    locked, now, refuse, wall_clock,
 };
 
 /// The time for which the peer may read after a refusal, before the socket is closed.

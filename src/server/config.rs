@@ -21,10 +21,9 @@ use ssntp_pki::Role;
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::dispatch::Settings;
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::setters;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
-    Address, Budget, Limits, PATIENCE, TcpOptions, default_max_handshakes, memory_for_queues,
+    Address, Budget, Limits, PATIENCE, TcpOptions, default_max_handshakes, memory_for_queues, setters,
 };
 
 /// The policy for a session whose queue is full. It affects only that session, and is counted and

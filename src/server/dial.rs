@@ -24,9 +24,8 @@ use super::entry::{Entry, NoEntry};
 use super::environment::Environment;
 use super::links::{DialledPeer, LINK_PROTOCOL, LinkFailure, PeerState};
 use crate::client::random_share;
-use crate::clock::now;
 use ssntp_pki::CertificateInfo;
-use ssntp_transport::{Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
+use ssntp_transport::{Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, now, threads};
 
 /// The first pause after a failed attempt, and the longest. Each pause is shortened at random by up
 /// to a half, so that servers that lost each other do not dial at the same time.

@@ -23,10 +23,9 @@ use super::environment::Environment;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
 use super::state::Renewal;
-use crate::clock::wall_clock;
 use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
 use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
-use ssntp_transport::{Duplex, Halves, Newcomer, drain, locked, refuse, setters, threads};
+use ssntp_transport::{Duplex, Halves, Newcomer, drain, locked, refuse, setters, threads, wall_clock};
 
 /// The nodes that may join at a time, and those of one address.
 const AT_A_TIME: usize = 64;

@@ -147,13 +147,12 @@ pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
 pub use self::renewal::RenewalReport;
 pub use self::routing::{Decision, RouteFn, RuleError, Rules};
 pub use self::sessions::{SessionCounters, SessionId, SessionInfo, SessionKey};
-use crate::clock::{now, wall_clock};
 pub use crate::proto::Refusal;
 pub use crate::request::{Request, RequestError};
 use ssntp_pki::{Identity, Trust};
 pub use ssntp_transport::default_max_handshakes;
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner};
-use ssntp_transport::{Acceptance, Address, Listener, Room, threads};
+use ssntp_transport::{Acceptance, Address, Listener, Room, now, threads, wall_clock};
 
 /// A running server.
 ///

@@ -9,7 +9,6 @@ use bytes::BytesMut;
 use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
-use crate::clock::{now, wall_clock};
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Step, content};
 use crate::request::Request;
 use crate::server::admission::{AdmissionRequest, Grant, Peer, RequestKind};
@@ -18,7 +17,9 @@ use crate::server::environment::Environment;
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo};
 use ssntp_pki::Identity;
 use ssntp_transport::dispatch::{Action, Core};
-use ssntp_transport::{ConnectionId, EndReason, Limits, Numbers, Outbox, Outgoing, PeerAddress};
+use ssntp_transport::{
+    ConnectionId, EndReason, Limits, Numbers, Outbox, Outgoing, PeerAddress, now, wall_clock,
+};
 
 /// The maximum number of timers in one [`HandlerTest::advance`]. More of them are a handler's mistake: it
 /// sets its next timer to the past.

@@ -30,15 +30,14 @@ mod tokens;
 
 use std::time::Duration;
 
-use crate::clock::wall_clock;
 use crate::proto::DEFAULT_PORT;
 use crate::server::Enrolment;
 use crate::{ClientConfig, Role, ServerConfig};
 use ssntp_pki::{
     Authority, AuthorityRequest, CertificateRequest, Error, Identity, JoinToken, StoredToken, Trust,
 };
-use ssntp_transport::Address;
 use ssntp_transport::memory::MemoryListener;
+use ssntp_transport::{Address, wall_clock};
 
 pub use self::handler_test::HandlerTest;
 pub use self::tokens::Tokens;

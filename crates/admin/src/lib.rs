@@ -67,7 +67,6 @@ mod server;
 mod snapshot;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 pub use self::metrics::{Labels, Metric, Metrics, Samples, Value, by, counter, gauge, histogram, one};
 use self::pages::Pages;
@@ -144,12 +143,4 @@ impl Drop for Admin {
         // Ends the waits of connections for figures.
         self.sampler.close();
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "figures have an age, and waits have a limit"
-)]
-fn now() -> Instant {
-    Instant::now()
 }

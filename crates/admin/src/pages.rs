@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::client::PROCESS;
 use super::metrics::{Metric, TEXT, gauge, one};
-use super::{Metrics, Row, Sampled, Snapshot, now};
+use super::{Metrics, Row, Sampled, Snapshot};
 use ssntp::Role;
 use ssntp_http::{Answer, JSON, Limits, Refused, Reply, Request, Service};
-use ssntp_transport::{ProcessFigures, locked};
+use ssntp_transport::{ProcessFigures, locked, now};
 
 /// The highest age of the figures of a page. The source is called at most once in this time.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);

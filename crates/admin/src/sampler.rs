@@ -6,9 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::now;
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{after, left, locked, locked_again};
+use ssntp_transport::{after, left, locked, locked_again, now};
 
 /// The time for which a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -22,9 +22,9 @@ use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Command;
 use ssntp_cluster::client_loop::{ClientLoop, Event, Service, Uplink};
-use ssntp_cluster::clock::now;
 use ssntp_cluster::machine;
 use ssntp_payload::NextState;
+use ssntp_transport::now;
 
 /// The default for the most instances of a node.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;

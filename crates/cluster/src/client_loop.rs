@@ -14,12 +14,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, at, bounded, never, select, unbounded};
 use log::{info, warn};
 
-use crate::clock::now;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent, ClientHandle};
 use ssntp::proto::Frame;
-use ssntp_transport::LogLimit;
 use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{LogLimit, now};
 
 /// The maximum number of requests that wait in the loop's channel. Threads that call at the same moment may
 /// exceed it by one each.

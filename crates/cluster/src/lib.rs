@@ -35,7 +35,6 @@
 #![deny(missing_docs)]
 
 pub mod client_loop;
-pub mod clock;
 pub mod machine;
 mod needs;
 pub mod phase;

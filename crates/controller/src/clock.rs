@@ -2,8 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-pub(crate) use ssntp_cluster::clock::now;
-use ssntp_cluster::clock::wall_clock;
+use ssntp_transport::wall_clock;
 
 /// The time of day: milliseconds since 1970, UTC.
 pub(crate) fn unix_ms() -> i64 {

@@ -1,21 +1,6 @@
-//! The clocks. All other files of the program read them through this file.
+//! Times since 1970.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "waits have limits, and output has timestamps"
-)]
-
-use std::time::{Duration, Instant, SystemTime};
-
-/// The monotonic time, for time limits.
-pub fn now() -> Instant {
-    Instant::now()
-}
-
-/// The time of day.
-pub fn wall_clock() -> SystemTime {
-    SystemTime::now()
-}
+use std::time::{Duration, SystemTime};
 
 /// The time from 1970 to `at`; zero for an earlier time.
 pub fn since_1970(at: SystemTime) -> Duration {

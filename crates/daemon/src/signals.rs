@@ -11,8 +11,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use ssntp_transport::threads::{self, Joined};
 
-use crate::clock::now;
 use crate::failure::Failure;
+use ssntp_transport::{deadline, now};
 
 /// The signals that end a program.
 const ENDING: [c_int; 2] = [SIGINT, SIGTERM];
@@ -132,7 +132,7 @@ impl Stop {
         limit: Duration,
         mut look: impl FnMut() -> Result<Option<T>, Failure>,
     ) -> Result<Option<T>, Failure> {
-        let deadline = now() + limit;
+        let deadline = deadline(limit);
         loop {
             // The last look is after the deadline, because the process may have been stopped meanwhile.
             let is_over = now() >= deadline;

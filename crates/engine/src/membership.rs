@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{deadline, locked};
+use ssntp_transport::{deadline, locked, now};
 
 use crate::engine::{Answer, Engine, EngineError, Request, When};
 use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
@@ -271,11 +271,6 @@ fn step(machine: &mut Machine, engine: &mut dyn Engine) -> Instant {
         Next::At(at) => at,
         Next::Left => now() + 10 * CALL,
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the machine itself reads no clock")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

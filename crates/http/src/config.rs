@@ -3,9 +3,8 @@
 use std::io;
 
 use ssntp_pki::{Identity, Role, Trust};
-use ssntp_transport::setters;
 use ssntp_transport::tls::TlsError;
-use ssntp_transport::{Address, Listener, TcpOptions};
+use ssntp_transport::{Address, Listener, TcpOptions, setters};
 
 /// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug)]

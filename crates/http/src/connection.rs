@@ -12,12 +12,12 @@ use super::limited::Limited;
 use super::message::{Answer, Limits, Refused, Request};
 use super::streams::{Stream, Streams};
 use super::{HttpConfig, Reply, Service};
-use crate::now;
 use ssntp_pki::{CertificateInfo, Role};
 use ssntp_transport::rustls::pki_types::CertificateDer;
 use ssntp_transport::tls::{Acceptor, TlsError};
-use ssntp_transport::{BufferPool, Duplex, Halves, Newcomer, Outgoing, PeerAddress, drain, plain};
-use ssntp_transport::{LogLimit, locked};
+use ssntp_transport::{
+    BufferPool, Duplex, Halves, LogLimit, Newcomer, Outgoing, PeerAddress, drain, locked, now, plain,
+};
 
 /// The time limit for the head of a request, including the TLS handshake. An honest client sends the
 /// head at once.

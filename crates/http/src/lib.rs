@@ -175,8 +175,3 @@ impl Drop for Http {
 fn acceptor(identity: &Identity, trust: &Trust) -> Result<Acceptor, HttpError> {
     trust.acceptor(identity).map_err(HttpError::Tls)
 }
-
-#[expect(clippy::disallowed_methods, reason = "lines of the log are limited in time")]
-fn now() -> std::time::Instant {
-    std::time::Instant::now()
-}

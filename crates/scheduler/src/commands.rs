@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_command_has_one_answer_also_when_no_more_commands_are_tracked() {
-        let (kit, now) = (Testkit::new().unwrap(), ssntp_cluster::clock::now());
+        let (kit, now) = (Testkit::new().unwrap(), ssntp_transport::now());
         let limits = StartLimits {
             quiet: Duration::from_secs(60),
             most: Duration::from_secs(900),

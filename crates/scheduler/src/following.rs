@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn failures_of_agents_leave_room_for_commands() {
-        let ((_test, client), now) = (without_leader(), ssntp_cluster::clock::now());
+        let ((_test, client), now) = (without_leader(), ssntp_transport::now());
         let failure = |len| Frame::with_payload(ErrorCode::START_FAILURE, vec![b' '; len]);
         let mut following = Following::default();
         assert!(!following.try_park(&client, &failure(MAX_PARKED_BYTES / 2), now));

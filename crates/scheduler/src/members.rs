@@ -1,8 +1,8 @@
 //! The members of a cluster as a list of servers shows them.
 
 use ssntp::payload::{ServerEntry, ServerState, Servers};
-use ssntp_cluster::clock::now;
 use ssntp_engine::View;
+use ssntp_transport::now;
 
 /// Adds the members of the cluster, the leader and the state of the engine to a list of servers.
 pub fn add_members(servers: &mut Servers, view: &View) {

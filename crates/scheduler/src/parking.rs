@@ -101,7 +101,7 @@ pub(crate) fn with_trace_of(original: &Frame, frame: Frame) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ssntp_cluster::clock::now;
+    use ssntp_transport::now;
 
     #[test]
     fn queue_is_bounded_in_number_and_bytes_and_expires_in_order() {

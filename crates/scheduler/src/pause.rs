@@ -42,7 +42,7 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ssntp_cluster::clock::now;
+    use ssntp_transport::now;
 
     #[test]
     fn after_a_pause_frames_are_handled_before_time_limits() {

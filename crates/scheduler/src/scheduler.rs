@@ -30,11 +30,10 @@ use ssntp::server::{
     CallError, ClusterHandler, Context, DisconnectReason, Federation, Filter, Handler, Rules, SendError,
     Server, ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
 };
-use ssntp_cluster::clock::now;
 use ssntp_cluster::refusal::Reason;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
 use ssntp_payload::{EnrolmentRefusal, NewLeader};
-use ssntp_transport::LogLimit;
+use ssntp_transport::{LogLimit, now};
 
 /// The scheduler of a cluster, as the application of a [`Server`].
 ///

@@ -30,9 +30,9 @@ use super::shared::Shared;
 use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::server::{Context, SessionInfo};
-use ssntp_cluster::clock::now;
 use ssntp_engine::{Acting, View};
 use ssntp_payload::NewLeader;
+use ssntp_transport::now;
 
 /// The time for which a new leader waits for the reports of the other schedulers before it takes commands.
 const SYNC_TIME: Duration = Duration::from_secs(5);

@@ -18,10 +18,8 @@ use crate::subscribers::Subscribers;
 use crate::view::View;
 use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
 use ssntp::proto::{Event, Frame};
-use ssntp_cluster::clock::{now, wall_clock};
 use ssntp_payload::NewLeader;
-use ssntp_transport::excerpt;
-use ssntp_transport::{LogLimit, locked, locked_again};
+use ssntp_transport::{LogLimit, excerpt, locked, locked_again, now, wall_clock};
 
 /// The log target of this crate.
 const LOG: &str = "ssntp::controller";

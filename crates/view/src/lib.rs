@@ -105,7 +105,7 @@ pub use self::find::FindError;
 use self::goal::Goal;
 pub use self::goal::{Orderable, Shown};
 pub use self::order::Order;
-pub use self::question::AskError;
+pub use self::question::{AskError, all_pages};
 pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
 pub use self::view::View;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};

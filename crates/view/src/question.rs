@@ -51,6 +51,30 @@ pub(crate) fn ask<Q: Payload, A: Payload>(
     asked.answer(is_answer, deadline, AskError::Late(limit))
 }
 
+/// The maximum number of pages of a list. At 64 entries a page this is more than a server can have.
+const PAGES: usize = 16_384;
+
+/// The entries of all pages of a list. `page` asks for the page that begins after a key, and returns its
+/// entries and the key for the next page, which is 0 or empty after the last page.
+///
+/// # Errors
+/// The first one of `page`.
+pub fn all_pages<K: PartialOrd + Default, T, E>(
+    mut page: impl FnMut(&K) -> Result<(Vec<T>, K), E>,
+) -> Result<Vec<T>, E> {
+    let (mut all, mut after) = (Vec::new(), K::default());
+    for _ in 0..PAGES {
+        let (entries, next) = page(&after)?;
+        all.extend(entries);
+        // The keys have to grow. Otherwise a faulty server could keep this loop running.
+        if next <= after {
+            break;
+        }
+        after = next;
+    }
+    Ok(all)
+}
+
 /// The questions that wait for answers.
 #[derive(Debug, Default)]
 pub(crate) struct Questions(Mutex<Vec<Registered>>);

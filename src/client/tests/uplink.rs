@@ -119,7 +119,7 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Leave => uplink.leave(),
             Step::GiveUp => {
-                let now = crate::clock::now();
+                let now = ssntp_transport::now();
                 uplink.limit_gap(now);
                 lost += uplink.give_up(now);
             }

@@ -11,9 +11,8 @@ use crate::driver::{Driver, InstanceDir, Launch, Measurable, Reason, Refused, Ru
 use crate::network::Attachment;
 use crate::store::{PASSABLE, Store, make_dirs, millis};
 use crate::tree;
-use ssntp_cluster::clock::wall_clock;
 use ssntp_cluster::machine;
-use ssntp_transport::locked;
+use ssntp_transport::{locked, wall_clock};
 
 const MB: u64 = 1 << 20;
 

@@ -47,8 +47,7 @@ use super::driver::{Cancel, NewsSink};
 use super::figures::CrewFigures;
 use super::policy::Policy;
 use super::store::Store;
-use ssntp_cluster::clock::now;
-use ssntp_transport::{locked, locked_again, threads};
+use ssntp_transport::{locked, locked_again, now, threads};
 
 /// The time after which a job counts as slow and gives up its place. Launching a process takes some
 /// 20 ms; only images and disks take longer.

@@ -6,8 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use ssntp_admin::{Metric, Snapshot, gauge, one};
 use ssntp_engine::{Membership, View};
-
-use crate::clock::now;
+use ssntp_transport::now;
 
 /// The time without an answer of the engine after which the daemon counts as degraded.
 const AWAY: Duration = Duration::from_secs(3);

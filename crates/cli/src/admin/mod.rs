@@ -34,12 +34,12 @@ use ssntp_engine::Membership;
 pub(crate) use self::cluster::{of_client, of_cnci, of_scheduler};
 use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
-use crate::clock::now;
 use crate::credentials::{FilesRead, Lifetime};
 use crate::daemon::{self, StartPages};
 use crate::failure::Failure;
 use crate::output::print_either;
 use crate::settings::Problems;
+use ssntp_transport::now;
 
 /// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug, clap::Args)]

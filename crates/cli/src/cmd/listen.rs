@@ -9,11 +9,12 @@ use ssntp::proto::{Frame, Operands, Trace};
 use uuid::Uuid;
 
 use crate::application::Applications;
-use crate::clock::{nanoseconds, wall_clock};
+use crate::clock::nanoseconds;
 use crate::connection::{Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable};
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// Print each frame that arrives, with its time, and with its sender if the frame is traced
 ///

@@ -12,11 +12,10 @@ use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp::server::Filter;
 use ssntp::{Bytes, Role};
-use ssntp_transport::threads;
+use ssntp_transport::{now, threads};
 
 use super::operands::{self, senders};
 use crate::application::Applications;
-use crate::clock::now;
 use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::input;

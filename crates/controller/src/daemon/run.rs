@@ -11,13 +11,13 @@ use uuid::Uuid;
 
 use super::handle::{Call, Handle, Health, Outcome, Snapshot, UserRequest};
 use super::seen::{RowLimit, connected, event, figures, moved, seen};
-use crate::clock::{now, unix_ms};
+use crate::clock::unix_ms;
 use crate::model::{State, Write};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::Store;
 use ssntp::proto::ErrorCode;
 use ssntp_payload::{Delete, Requirements, Start, StartFailureReason, VmType};
-use ssntp_transport::excerpt;
+use ssntp_transport::{excerpt, now};
 use ssntp_view as cluster;
 use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
 

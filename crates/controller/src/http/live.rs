@@ -17,15 +17,13 @@ use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
 use ssntp::proto::Outputs;
 use ssntp_payload::{Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp_transport::{deadline, left};
-use ssntp_view::{Controller, OutputStream, StreamEvent, StreamRequest, incomplete};
+use ssntp_view::{Controller, OutputStream, StreamEvent, StreamRequest, all_pages, incomplete};
 
 /// The time limit for an answer of the scheduler.
 const ANSWER: Duration = Duration::from_secs(5);
 /// The highest age of a list of the scheduler, because a list of a thousand sessions takes sixteen
 /// answers.
 const LIST_AGE: Duration = Duration::from_secs(2);
-/// The maximum number of pages of a list. At 64 sessions a page this is more than a scheduler can have.
-const PAGES: usize = 1024;
 /// The maximum number of figures of a chart: 12 hours at one a minute, five days at one in ten minutes.
 const FIGURES: usize = 720;
 /// The number of lines of earlier output with which an output begins.
@@ -119,26 +117,8 @@ fn new_id() -> Id {
     Uuid::new_v4().into()
 }
 
-/// The entries of all pages of a list. `page` returns the entries after a key, and the key of the next
-/// page.
-fn paged<K: PartialOrd + Default, T>(
-    page: impl Fn(&K) -> Result<(Vec<T>, K), String>,
-) -> Result<Vec<T>, String> {
-    let (mut all, mut after) = (Vec::new(), K::default());
-    for _ in 0..PAGES {
-        let (entries, next) = page(&after)?;
-        all.extend(entries);
-        // The keys have to grow. Otherwise a faulty scheduler could keep this loop running.
-        if next <= after {
-            break;
-        }
-        after = next;
-    }
-    Ok(all)
-}
-
 fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
-    paged(|after| {
+    all_pages(|after| {
         let question = ListSessions {
             id: new_id(),
             roles: String::new(),
@@ -152,7 +132,7 @@ fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
 
 /// All tenants, without the addresses of their instances.
 fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
-    paged(|after: &String| {
+    all_pages(|after: &String| {
         let question = Tenant {
             id: new_id(),
             action: TenantAction::List,

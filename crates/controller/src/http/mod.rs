@@ -44,7 +44,6 @@ use self::access::{Access, COOKIE, Client, Trusts};
 use self::live::Live;
 use self::programs::Programs;
 pub use self::tokens::{Right, Token, TokenError, Tokens};
-use crate::clock::now;
 use crate::daemon::Handle;
 use crate::page;
 use crate::page::params::Params;
@@ -52,7 +51,7 @@ use crate::page::scene::{Missing, Scene};
 use crate::source::{Picture, Source};
 use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::TlsError;
-use ssntp_transport::{Address, LogLimit, excerpt, locked, setters};
+use ssntp_transport::{Address, LogLimit, excerpt, locked, now, setters};
 
 const LOG: &str = "ssntp::controller::http";
 /// The log target of refused clients.

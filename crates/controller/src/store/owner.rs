@@ -10,8 +10,8 @@ use rusqlite::{Connection, params};
 use super::error::{Fault, StoreError};
 use super::schema;
 use super::shared::{Job, Limits, Shared, identity};
-use crate::clock::{now, unix_ms};
-use ssntp_transport::locked;
+use crate::clock::unix_ms;
+use ssntp_transport::{locked, now};
 
 const LOG: &str = "ssntp::controller";
 

@@ -34,7 +34,6 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 pub use self::arm::{Arm, Arms, Next, on};
-use crate::clock::wall_clock;
 use crate::credentials::{Expiry, FilesRead, Lifetime};
 use crate::failure::Failure;
 use crate::logging;
@@ -43,6 +42,7 @@ use crate::service_manager::ServiceManager;
 use crate::settings::{self, Settings};
 use crate::signals::Stop;
 use crate::watched::{POLL, Watched};
+use ssntp_transport::wall_clock;
 
 /// After a failed reload, the files are read again after this number of checks, which is a
 /// minute, even if they have not changed. The reason for the failure need not be in the files:

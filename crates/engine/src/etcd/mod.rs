@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use base64::Engine as _;
@@ -22,7 +22,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use ssntp_http::client::{BAD_ANSWER, Connection, Response};
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Address, after, deadline, excerpt, left};
+use ssntp_transport::{Address, after, deadline, excerpt, left, locked};
 
 use crate::engine::{Answer, Engine, EngineError, Entry, Kept, LEADER, Lease, Request, When};
 use crate::machine::CALL;
@@ -104,11 +104,11 @@ pub struct EtcdRenewal(Arc<Mutex<Option<EtcdCredentials>>>);
 impl EtcdRenewal {
     /// Replaces the credentials. Does not check them, and does not wait for etcd.
     pub fn renew(&self, credentials: EtcdCredentials) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(credentials);
+        *locked(&self.0) = Some(credentials);
     }
 
     fn take(&self) -> Option<EtcdCredentials> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        locked(&self.0).take()
     }
 }
 

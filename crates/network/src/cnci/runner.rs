@@ -21,8 +21,8 @@ use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Frame;
 use ssntp_cluster::client_loop::{ClientLoop, Event, Service, Uplink};
-use ssntp_cluster::clock::now;
 use ssntp_cluster::machine;
+use ssntp_transport::now;
 
 /// The maximum number of answers that wait for a session. Beyond that the oldest are dropped. Their
 /// controllers get no answer, and can send the command again.

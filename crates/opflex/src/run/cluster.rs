@@ -24,14 +24,13 @@ use log::{error, info, warn};
 use ssntp_engine::{Documents, Engine, EngineError, Join, Member, Membership, View, When};
 use uuid::Uuid;
 
-use super::clock::now;
 use super::config::{CallError, SERVER_LOG as LOG, StartError};
 use super::own_copy::{self, Edited};
 use super::server_side::{ServerEvents, call};
 use crate::message::{Peer, Role};
 use crate::model::{Edit, FileError, Format, ManagedObject, Schema, Tree};
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{locked, locked_again};
+use ssntp_transport::{locked, locked_again, now};
 
 /// The document with the policy.
 const POLICY: &str = "policy";

@@ -5,14 +5,13 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::clock::now;
 use super::config::{ElementConfig, StartError};
 use super::connection::Shown;
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
 use ssntp_transport::tls::Connector;
 use ssntp_transport::{
-    Address, BufferPool, Cancel, Duplex, Halves, Target, TcpOptions, after, plain, threads,
+    Address, BufferPool, Cancel, Duplex, Halves, Target, TcpOptions, after, now, plain, threads,
 };
 
 /// The settings that all attempts share.

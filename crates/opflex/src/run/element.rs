@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
-use super::clock::now;
 use super::config::{CallError, ElementConfig, StartError};
 use super::context::ElementContext;
 use super::dial::Dialer;
@@ -21,7 +20,7 @@ use crate::policy_element::{self as core, ElementCore, Health, PeerState, Resolv
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Acceptance, Budget, PATIENCE, locked};
+use ssntp_transport::{Acceptance, Budget, PATIENCE, locked, now};
 
 /// A running policy element: connects to its servers, keeps resolved objects up to date, declares
 /// endpoints and reports state.

@@ -304,7 +304,7 @@ mod tests {
     use super::*;
     use crate::model::ManagedObject;
     use crate::policy_element::ElementSettings;
-    use crate::run::clock::now;
+    use ssntp_transport::now;
 
     #[test]
     fn a_reader_that_joins_during_a_stop_gets_this_reason() {

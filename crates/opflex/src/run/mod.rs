@@ -65,7 +65,6 @@
 //! [`ServerCore`]: super::server::ServerCore
 //! [`ElementCore`]: super::policy_element::ElementCore
 
-mod clock;
 mod cluster;
 mod config;
 mod connection;

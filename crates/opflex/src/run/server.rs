@@ -7,7 +7,6 @@ use std::time::SystemTime;
 use crossbeam_channel::Receiver;
 use log::warn;
 
-use super::clock::now;
 use super::cluster::Cluster;
 use super::config::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, StartError};
 use super::connection::{Entrant, Shown, enter};
@@ -27,7 +26,7 @@ use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, LogLimit, More, Newcomer, PATIENCE,
-    PeerAddress, Room, TcpOptions, after, locked, memory_for_queues, plain, slots, wall_clock,
+    PeerAddress, Room, TcpOptions, after, locked, memory_for_queues, now, plain, slots, wall_clock,
 };
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.

@@ -262,10 +262,10 @@ mod tests {
     use crate::message::{Decoder, Identified, Incoming};
     use crate::model::Edit;
     use crate::rpc::Limits;
-    use crate::run::clock::now as clock;
     use crate::server::ServerSettings;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
     use ssntp_transport::memory;
+    use ssntp_transport::now as clock;
     use ssntp_transport::{Budget, Credit, Limits as Queue, Outbox, Outgoing, PATIENCE, Transmit};
 
     /// A server without threads.

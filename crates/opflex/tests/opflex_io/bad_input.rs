@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 use ssntp_opflex::message::Method;
-use ssntp_transport::Duplex;
-use ssntp_transport::Limits;
 use ssntp_transport::memory::Faults;
+use ssntp_transport::{Duplex, Limits};
 
 use super::raw::Raw;
 use super::*;

@@ -25,14 +25,13 @@ use ssntp::payload::{Id, Payload};
 use ssntp::pki::{CertificateInfo, Enrolled, JoinRefusal, StoredToken, Trust};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{EnrolmentStore, Redeem, ServerHandle, SessionInfo};
-use ssntp_cluster::clock::wall_clock;
 use ssntp_engine::{EngineError, View, When};
 use ssntp_payload::{
     CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
     TokenAction, TokenEntry, Tokens,
 };
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{locked, locked_again, replace};
+use ssntp_transport::{locked, locked_again, replace, wall_clock};
 
 /// The file in the directory of the scheduler's state.
 const FILE: &str = "enrolment.json";

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
-use ssntp_transport::Tried;
-use ssntp_transport::{Duplex, Outgoing, PeerAddress, Transmit};
+use ssntp_transport::{Duplex, Outgoing, PeerAddress, Transmit, Tried};
 
 /// One end of a stream.
 #[derive(Clone, Debug)]

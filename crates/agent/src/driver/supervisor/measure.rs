@@ -10,8 +10,7 @@ use super::super::{Measurable, RunId, Usage};
 use super::procfs::{self, Stat};
 use super::{MB, Supervisors, is_of};
 use crate::tree;
-use ssntp_cluster::clock::now;
-use ssntp_transport::locked;
+use ssntp_transport::{locked, now};
 
 /// The maximum number of files in use by an instance that are counted, at some two microseconds each. An
 /// instance with more counts as too large, so that it cannot hide files behind others.

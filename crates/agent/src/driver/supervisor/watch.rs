@@ -18,9 +18,8 @@ use super::cgroup::Cgroups;
 use super::leftovers::kill_leftovers;
 use super::state::{self, State};
 use super::{UnixStream, exit_of, is_alive, reach, timespec};
-use ssntp_cluster::clock::now;
-use ssntp_transport::LogLimit;
 use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{LogLimit, now};
 
 /// The pause between two looks for the supervisor of a run without a connection. The first looks
 /// follow each other faster, because most of these runs are just ending.

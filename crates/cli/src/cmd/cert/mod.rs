@@ -20,11 +20,11 @@ use uuid::Uuid;
 
 use super::table::{Columns, sheet};
 use crate::choice::Given;
-use crate::clock::wall_clock;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
 use crate::output::{Output, even_unread, print_json, print_line, printable};
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// Make, renew, revoke, show and check certificates
 #[derive(Debug, Subcommand)]

@@ -8,11 +8,10 @@ use std::time::Duration;
 use serde_json::Value;
 use ssntp::transport::Address;
 use ssntp_http::client::{Connection, Response};
-use ssntp_transport::is_timeout;
+use ssntp_transport::{is_timeout, now};
 
 use super::options::Options;
 use super::session::POLL;
-use crate::clock::now;
 use crate::failure::Failure;
 use crate::input;
 use crate::signals::Stop;

@@ -7,11 +7,11 @@ use ssntp_view::{Change, Controller};
 
 use super::json;
 use super::options::Options;
-use crate::clock::wall_clock;
 use crate::connection::{self, Complaint, ended};
 use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// The time between two checks whether a list has changed, and whether the reader of the standard
 /// output is gone.

@@ -4,19 +4,20 @@ use std::time::Duration;
 
 use serde_json::json;
 use ssntp::payload::{BanEntry, Bans, Id, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
+use ssntp_view::all_pages;
 use uuid::Uuid;
 
 use super::json::known as or_null;
 use super::options::Options;
 use super::session::Session;
-use super::sessions::{self, all_pages, new_id};
+use super::sessions::{self, new_id};
 use super::{json as shapes, tables};
-use crate::clock::wall_clock;
 use crate::cmd::table::print;
 use crate::failure::Failure;
 use crate::output::{note, print_either, printable};
 use crate::seconds::age;
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// End the session of a client
 ///

@@ -16,7 +16,7 @@ use crate::connection::ended;
 use crate::failure::Failure;
 use crate::output::{even_unread, print_either, printable};
 
-/// The time between two checks of the instances, in case a change is not reported.
+/// The time between two checks of the instances.
 const POLL: Duration = Duration::from_millis(100);
 
 /// The instances that were alive on the node when it was evacuated.
@@ -46,10 +46,17 @@ impl Moves {
     pub(super) fn finish(mut self, session: &Session<'_>) -> Result<(), Failure> {
         let total = self.waiting.len();
         let mut stayed = 0;
-        let tick = crossbeam_channel::tick(POLL);
-        let timeout = crossbeam_channel::after(session.limit);
-        let mut is_late = false;
-        loop {
+        session.stop.poll(POLL, session.limit, || {
+            for change in self.changes.try_iter() {
+                if let Change::Failed(failure) = change
+                    && failure.command == Command::START
+                    && let Some(instance) = failure.instance.uuid()
+                    && self.waiting.remove(&instance)
+                {
+                    stayed += 1;
+                    report(session, instance, Err(why(&failure.reason)))?;
+                }
+            }
             let moved: Vec<_> = session.controller.look(|view| {
                 let waiting = self.waiting.iter().filter_map(|uuid| view.instance(*uuid));
                 // A short workload may have run and ended on the other node before this check.
@@ -61,33 +68,16 @@ impl Moves {
                 self.waiting.remove(&instance);
                 report(session, instance, Ok(node))?;
             }
-            if is_late {
-                for instance in std::mem::take(&mut self.waiting) {
-                    stayed += 1;
-                    let why = "the scheduler has not reported that it runs on another node";
-                    report(session, instance, Err(why))?;
-                }
+            match session.controller.client() {
+                _ if self.waiting.is_empty() => Ok(Some(())),
+                client if client.ended().is_some() => Err(ended(&client)),
+                _ => Ok(None),
             }
-            if self.waiting.is_empty() {
-                break;
-            }
-            crossbeam_channel::select! {
-                recv(self.changes) -> change => match change {
-                    Ok(Change::Failed(failure)) if failure.command == Command::START => {
-                        let instance = failure.instance.uuid();
-                        if let Some(instance) = instance.filter(|one| self.waiting.remove(one)) {
-                            stayed += 1;
-                            report(session, instance, Err(why(&failure.reason)))?;
-                        }
-                    }
-                    Ok(_) => {}
-                    // The client has ended.
-                    Err(_) => return Err(ended(&session.controller.client())),
-                },
-                recv(tick) -> _ => {},
-                recv(session.stop.channel()) -> _ => return Err(session.stop.interrupted()),
-                recv(timeout) -> _ => is_late = true,
-            }
+        })?;
+        for instance in self.waiting {
+            stayed += 1;
+            let why = "the scheduler has not reported that it runs on another node";
+            report(session, instance, Err(why))?;
         }
         match stayed {
             0 => Ok(()),

@@ -11,11 +11,11 @@ use super::list::Selection;
 use super::options::Options;
 use super::session::Session;
 use super::verbs::Waiting;
-use crate::clock::wall_clock;
 use crate::failure::Failure;
 use crate::output::print_line;
 use crate::seconds::age;
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// Delete the instances that have ended
 ///

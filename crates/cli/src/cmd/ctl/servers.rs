@@ -5,17 +5,19 @@ use std::time::Duration;
 use serde_json::json;
 use ssntp::payload::{DrainServer, ListServers, ServerEntry, ServerState, Servers};
 
+use ssntp_view::all_pages;
+
 use super::kick::check;
 use super::options::Options;
 use super::session::Session;
-use super::sessions::{all_pages, new_id};
+use super::sessions::new_id;
 use super::{json as shapes, tables};
-use crate::clock::wall_clock;
 use crate::cmd::table::list;
 use crate::failure::Failure;
 use crate::output::{note, print_json, print_line, printable};
 use crate::seconds::age;
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// Show the servers that act as one, or drain a server
 ///
@@ -76,7 +78,7 @@ fn all(session: &Session<'_>) -> Result<Servers, Failure> {
         let mut page: Servers = session.ask(&question, |page: &Servers| page.id == question.id)?;
         let found = (std::mem::take(&mut page.entries), page.next);
         head = page;
-        Ok(found)
+        Ok::<_, Failure>(found)
     })?;
     Ok(Servers { entries, ..head })
 }

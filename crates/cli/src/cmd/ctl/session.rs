@@ -8,14 +8,13 @@ use crossbeam_channel::bounded;
 use ssntp::Role;
 use ssntp::client::ClientHandle;
 use ssntp::payload::Payload;
-use ssntp_transport::threads;
+use ssntp_transport::{now, threads};
 use ssntp_view::{AskError, CommandError, Controller, Node, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
 use super::sessions::refusal_text;
-use crate::clock::now;
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
 use crate::output::{Output, even_unread, note, print_json, print_line, printable};

@@ -1,17 +1,18 @@
-//! `ssntp ctl sessions`, and the pages of lists of a server.
+//! `ssntp ctl sessions`, and the questions to a server.
 
 use ssntp::Role;
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
 use ssntp::proto::FrameKind;
+use ssntp_view::all_pages;
 use uuid::Uuid;
 
 use super::options::Options;
 use super::session::Session;
 use super::{json, tables};
-use crate::clock::wall_clock;
 use crate::cmd::table::print;
 use crate::failure::Failure;
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// Show all sessions of the server
 ///
@@ -40,23 +41,6 @@ pub(super) fn all(session: &Session<'_>, roles: Option<Role>) -> Result<Vec<Sess
         let page: Sessions = session.ask(&request, |page: &Sessions| page.id == request.id)?;
         Ok((page.entries, page.next))
     })
-}
-
-/// The entries of all pages. `page` requests the page that begins after a key, and returns its entries
-/// and the key for the next page, which is 0 or empty after the last page.
-pub(super) fn all_pages<K: PartialOrd + Default, T>(
-    mut page: impl FnMut(&K) -> Result<(Vec<T>, K), Failure>,
-) -> Result<Vec<T>, Failure> {
-    let (mut after, mut all) = (K::default(), Vec::new());
-    loop {
-        let (entries, next) = page(&after)?;
-        all.extend(entries);
-        // Keys must grow, or a faulty server could keep this loop running.
-        if next <= after {
-            return Ok(all);
-        }
-        after = next;
-    }
 }
 
 /// An id for a new request.

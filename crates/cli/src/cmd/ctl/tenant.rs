@@ -11,11 +11,12 @@ use ssntp_payload::{
     Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
     TenantEntry, TenantRefusal, Tenants, TunnelStats, VmType,
 };
+use ssntp_view::all_pages;
 use uuid::Uuid;
 
 use super::options::Options;
 use super::session::{POLL, Session};
-use super::sessions::{all_pages, new_id};
+use super::sessions::new_id;
 use super::tables;
 use crate::cmd::table;
 use crate::failure::Failure;
@@ -215,7 +216,7 @@ fn list(session: &Session<'_>) -> Result<(), Failure> {
     let entries = all_pages(|after: &String| {
         // The name in a List is the last one of the page before.
         let page = send(session, &request(TenantAction::List, after))?;
-        Ok((page.entries, page.next))
+        Ok::<_, Failure>((page.entries, page.next))
     })?;
     table::print(session.json, tables::TENANTS, &(), &entries, shown)
 }

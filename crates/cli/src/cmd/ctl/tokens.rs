@@ -12,19 +12,20 @@ use ssntp_payload::{
     CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
     TokenAction, TokenEntry, Tokens,
 };
+use ssntp_view::all_pages;
 use uuid::Uuid;
 
 use super::kick::NamedClient;
 use super::options::Options;
 use super::session::Session;
-use super::sessions::{all_pages, new_id};
-use crate::clock::wall_clock;
+use super::sessions::new_id;
 use crate::cmd::table::{Columns, print};
 use crate::context::address;
 use crate::failure::Failure;
 use crate::output::{note, print_either, print_json, print_line, printable};
 use crate::seconds::age;
 use crate::signals::Stop;
+use ssntp_transport::wall_clock;
 
 /// Give nodes tokens to join the cluster with
 ///

@@ -15,12 +15,12 @@ use super::list::over;
 use super::options::Options;
 use super::session::Session;
 use super::sessions;
-use crate::clock::{now, wall_clock};
 use crate::cmd::table::{Columns, list, terminal_size};
 use crate::failure::Failure;
 use crate::output::{print_json, print_line, print_text, reader_is_gone};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
+use ssntp_transport::{now, wall_clock};
 
 /// Show the sessions of a server that send and receive most, at intervals
 ///

@@ -443,7 +443,7 @@ mod tests {
             instance_uuid: concentrator.into(),
             ..ConcentratorInstanceAdded::default()
         };
-        let (mut view, at) = (View::default(), crate::clock::wall_clock());
+        let (mut view, at) = (View::default(), ssntp_transport::wall_clock());
         view.connected(None);
         view.apply(&Frame::of(&stats), at);
         view.apply(&Frame::of(&announced), at);

@@ -5,13 +5,13 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde_json::json;
 use ssntp_payload::InstanceState;
+use ssntp_transport::{NEVER, wall_clock};
 use ssntp_view::{Ending, View};
 use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
 use super::session::{POLL, Progress, Session};
-use crate::clock::{now, wall_clock};
 use crate::failure::Failure;
 use crate::output::{even_unread, print_either, printable};
 use crate::signals::Stop;
@@ -59,10 +59,9 @@ enum Outcome {
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_complete(options, stop)?;
     let mut pending = session.find_instances(&args.instances)?;
-    let deadline = options.given_limit().map(|limit| now() + limit);
     let mut progress = Progress::new();
     let (mut failed, mut gone) = (false, false);
-    loop {
+    let finished = stop.poll(Duration::ZERO, options.given_limit().unwrap_or(NEVER), || {
         let finished = |view: &View| {
             let found = |uuid: &Uuid| Some((*uuid, outcome(view, *uuid, args.what)?));
             let found: Vec<_> = pending.iter().filter_map(found).collect();
@@ -80,21 +79,19 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             }
         }
         if pending.is_empty() {
-            break;
-        }
-        if stop.requested() {
-            return Err(stop.interrupted());
-        }
-        if let Some(reason) = session.controller.client().ended() {
-            return Err(Failure::new(reason));
-        }
-        if deadline.is_some_and(|deadline| now() >= deadline) {
-            return Err(timed_out(&session, &pending, args.what));
+            return Ok(Some(()));
         }
         progress.note(|| match pending.as_slice() {
             [one] => session.controller.look(|view| state(view, *one)),
             several => format!("for {} instances", several.len()),
         });
+        match session.controller.client().ended() {
+            Some(reason) => Err(Failure::new(reason)),
+            None => Ok(None),
+        }
+    })?;
+    if finished.is_none() {
+        return Err(timed_out(&session, &pending, args.what));
     }
     match (gone, failed) {
         // 1 has priority over 3, because the result of an instance that no longer exists is unknown.

@@ -40,12 +40,12 @@ use uuid::Uuid;
 
 use self::processes::Processes;
 use self::steps::{Act, Step};
-use crate::clock::now;
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::output::{note, print_line, printable};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
+use ssntp_transport::now;
 
 /// Start a whole cluster on this machine, and show what it does
 ///

@@ -10,12 +10,11 @@ use crossbeam_channel::Receiver;
 use serde_json::Value;
 use ssntp::client::{Client, Request, RequestError};
 use ssntp::proto::{Frame, FrameKind, Operands};
-use ssntp_transport::{locked, threads};
+use ssntp_transport::{locked, now, threads};
 use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload};
 use super::{FLUSH, write};
-use crate::clock::now;
 use crate::failure::Failure;
 use crate::input;
 use crate::receipt::{self, Question};

@@ -21,15 +21,13 @@ use super::plane::DataPlane;
 use super::tables::{Tables, Tunnel};
 use ssntp::payload::{Id, Payload};
 use ssntp::proto::{Command, Event, Frame};
-use ssntp_cluster::clock::now;
 use ssntp_cluster::refusal::{self, Refused};
 use ssntp_cluster::subnet::network;
 use ssntp_payload::{
     ConcentratorInstanceAdded, Configure, InvalidConfiguration, PublicIpAssigned, RefreshCnci, TenantAdded,
     TenantRemoved,
 };
-use ssntp_transport::LogLimit;
-use ssntp_transport::excerpt;
+use ssntp_transport::{LogLimit, excerpt, now};
 
 /// Saves the tables.
 pub(super) type Keep = Box<dyn FnMut(&Tables) -> io::Result<()> + Send>;
