@@ -224,7 +224,9 @@ pub enum Fault {
     #[error("there are more intermediate authorities than the trusted authority allows")]
     PathTooLong,
     /// A server shows no certificate of the authority whose key is known.
-    #[error("the server shows no certificate of the authority that is expected (its public key is another)")]
+    #[error(
+        "the server shows no certificate of the authority that is expected: it is another cluster's, or lets no node join"
+    )]
     NotPinned,
     /// The certificate of a peer that should be a server gives no role of servers.
     #[error("the certificate has the roles {0}, but no server's role")]

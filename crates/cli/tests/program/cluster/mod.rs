@@ -12,6 +12,7 @@
 //! | `pages` | `ssntp controller`: its pages and its API |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
+//! | `joining` | `ssntp cluster init`, tokens, nodes that join, certificates that are revoked |
 //! | `kept` | a controller daemon that stores workloads: kill -9 of each process, roll-outs |
 //! | `demo` | `ssntp demo` |
 //! | `processes` | the processes of a cluster, which always end with the test |
@@ -21,6 +22,7 @@ mod crashes;
 mod demo;
 mod ends;
 mod failures;
+mod joining;
 mod kept;
 mod leader;
 mod lists;
