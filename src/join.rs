@@ -32,16 +32,14 @@ pub(crate) struct JoinAnswer {
 
 impl JoinAnswer {
     pub(crate) fn new(decided: Result<String, &JoinRefusal>) -> Self {
-        match decided {
-            Ok(certificate) => Self {
-                certificate,
-                ..Self::default()
-            },
-            Err(why) => Self {
-                refused: why.word().to_owned(),
-                detail: why.to_string(),
-                ..Self::default()
-            },
+        let (certificate, refused, detail) = match decided {
+            Ok(certificate) => (certificate, "", String::new()),
+            Err(why) => (String::new(), why.word(), why.to_string()),
+        };
+        Self {
+            certificate,
+            refused: refused.to_owned(),
+            detail,
         }
     }
 

@@ -146,7 +146,7 @@ impl Join {
             token,
             files: NodeFiles::new(directory),
             roles: Role::AGENT,
-            limit: Duration::from_secs(60),
+            limit: Duration::from_secs(120),
         }
     }
 
@@ -154,7 +154,7 @@ impl Join {
         /// The roles that the node wants to have; the token has to be for them. Default: [`Role::AGENT`].
         roles: Role;
 
-        /// The longest time for all attempts together. Default: 60 s.
+        /// The longest time for all attempts together. Default: 120 s.
         limit: Duration;
     }
 

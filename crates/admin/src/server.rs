@@ -96,6 +96,8 @@ const SERVER: &[Metric<Figures>] = &[
         |f| by("tls", [("full", f.handshakes.full), ("resumed", f.handshakes.resumed)])),
     counter("ssntp_handshakes_refused_total", "Handshakes that led to no session, by reason.",
         |f| from_zero("reason", REFUSED, &f.handshakes.refused)),
+    counter("ssntp_enrolments_total", "Nodes that joined, certificates that were renewed, and refusals of both, by result.",
+        |f| from_zero("result", "joined renewed proof", &f.handshakes.enrolments)),
     counter("ssntp_received_frames_total", "Frames received, by type and operand.",
         |f| by_kind(f, |kind| kind.frames_received)),
     counter("ssntp_received_bytes_total", "Bytes of frames received, by type and operand.",
