@@ -188,6 +188,8 @@ mod tests {
             "ListServers",
             "DrainServer",
             "RenewCertificate",
+            "ManageTokens",
+            "ManageCertificates",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");
