@@ -68,8 +68,8 @@ class Connected(NamedTuple):
 
     #: UUID and roles of this client.
     uuid: str
-    role: str
-    #: The members that docs/session.md lists: uuid, role, name, address, tracing.
+    roles: List[str]
+    #: The members that docs/session.md lists: uuid, roles, name, address, tracing.
     server: Dict[str, Any]
 
 
@@ -107,6 +107,8 @@ class Session:
         connect: Optional[str] = None,
         ca: Optional[str] = None,
         cert: Optional[str] = None,
+        key: Optional[str] = None,
+        crl: Sequence[str] = (),
         context: Optional[str] = None,
         server_name: Optional[str] = None,
         role: Optional[str] = None,
@@ -117,10 +119,11 @@ class Session:
     ) -> None:
         command: List[str] = [program, "session", "--json", "--timeout", repr(float(timeout))]
         given = {
-            "connect": connect, "ca": ca, "cert": cert, "context": context,
+            "connect": connect, "ca": ca, "cert": cert, "key": key, "context": context,
             "server-name": server_name, "role": role, "uuid": uuid,
         }
         command += ["--%s=%s" % (name, value) for name, value in given.items() if value is not None]
+        command += ["--crl=%s" % path for path in crl]
         command += ["--application=%s" % application for application in applications]
         self._timeout = timeout
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -364,7 +367,7 @@ def _event(line: Dict[str, Any]) -> Optional[Event]:
     if event == "request":
         return Request(line["operand"], _payload(line), line["from"]["uuid"], line["request"])
     if event == "connected":
-        return Connected(line["uuid"], line["role"], line["server"])
+        return Connected(line["uuid"], line["roles"], line["server"])
     if event == "disconnected":
         return Disconnected(line["reason"], line["retrying"])
     if event == "unreachable":

@@ -8,6 +8,7 @@ use ssntp::payload::timestamp;
 use ssntp::proto::{Frame, Operands, Trace};
 use uuid::Uuid;
 
+use super::roles;
 use crate::application::Applications;
 use crate::clock::nanoseconds;
 use crate::connection::{Connection, Waited, Watch};
@@ -173,17 +174,14 @@ pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) 
         Err(_) => object["payload_hex"] = hex(frame.payload_bytes()).into(),
     }
     if let Some((uuid, role)) = from {
-        object["from"] = json!({ "uuid": uuid, "role": role.to_string() });
+        object["from"] = json!({ "uuid": uuid, "roles": roles(&role.to_string()) });
     }
     if let Some(trace) = frame.trace() {
-        let stamp = |nanos: u64| match nanos {
-            // A node that noted no time has 0 in the trace.
-            0 => String::new(),
-            _ => timestamp::format(nanos),
-        };
+        // A node that noted no time has 0 in the trace.
+        let stamp = |nanos: u64| (nanos != 0).then(|| timestamp::format(nanos));
         let nodes = trace.nodes().iter().map(|node| {
             json!({
-                "uuid": node.uuid, "role": node.role.to_string(),
+                "uuid": node.uuid, "roles": roles(&node.role.to_string()),
                 "received_at": stamp(node.received_at), "sent_at": stamp(node.sent_at),
             })
         });

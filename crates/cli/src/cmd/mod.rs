@@ -51,6 +51,11 @@ use crate::admin::AgentArgs;
 use crate::failure::Failure;
 use crate::settings::Settings;
 
+/// The roles of a list that is joined with commas, as JSON has them.
+fn roles(list: &str) -> Vec<&str> {
+    list.split(',').filter(|role| !role.is_empty()).collect()
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     #[command(visible_alias = "netagent")]

@@ -97,7 +97,7 @@ fn print(watched: &Watched, operands: &Operands, json: bool) -> Result<(), Failu
         return Ok(());
     }
     let value = json!({
-        "time": time(), "from": { "uuid": uuid, "role": roles }, "operand": name,
+        "time": time(), "from": { "uuid": uuid, "roles": super::roles(roles) }, "operand": name,
         "frames": frames, "bytes": bytes, "missed": missed,
     });
     let many = if *frames == 1 { "frame" } else { "frames" };

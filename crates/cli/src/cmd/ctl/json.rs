@@ -7,6 +7,7 @@ use ssntp::payload::{BanEntry, FrameTrace, Servers, SessionEntry, timestamp};
 use ssntp_view::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 
 use crate::clock::nanoseconds;
+use crate::cmd::roles;
 
 pub(super) fn time(at: SystemTime) -> String {
     timestamp::format(nanoseconds(at))
@@ -74,7 +75,7 @@ pub(super) fn cnci(cnci: &Cnci) -> Value {
 pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
     json!({
         "number": session.number, "uuid": session.uuid.as_str(),
-        "roles": session.roles.split(',').collect::<Vec<_>>(), "address": session.address,
+        "roles": roles(&session.roles), "address": session.address,
         "since": ago(at, session.age_s), "heard": ago(at, session.idle_s),
         "serial": session.serial, "subject": session.subject, "issuer": session.issuer,
         "bound": session.bound,
@@ -90,7 +91,7 @@ pub(super) fn servers(servers: &Servers, at: SystemTime) -> Value {
     let entries = servers.entries.iter().map(|one| {
         json!({
             "uuid": known(one.uuid.as_str()), "address": known(&one.address),
-            "roles": one.roles.split(',').filter(|role| !role.is_empty()).collect::<Vec<_>>(),
+            "roles": roles(&one.roles),
             "version": known(&one.version), "state": one.state.as_str(), "detail": known(&one.detail),
             "leads": !one.uuid.is_empty() && one.uuid == servers.leader,
             "since": ago(at, one.age_s), "sessions": one.sessions,

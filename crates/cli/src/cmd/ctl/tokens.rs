@@ -19,6 +19,7 @@ use super::kick::NamedClient;
 use super::options::Options;
 use super::session::Session;
 use super::sessions::new_id;
+use crate::cmd::roles;
 use crate::cmd::table::{Columns, print};
 use crate::context::address;
 use crate::failure::Failure;
@@ -298,14 +299,14 @@ const CERTIFICATES: Columns<(), NodeCertificate> = &[
 
 fn shown(token: &TokenEntry) -> Value {
     json!({
-        "id": token.id, "roles": token.roles, "uuid": token.uuid.as_str(), "nodes_left": token.uses_left,
+        "id": token.id, "roles": roles(&token.roles), "uuid": token.uuid.as_str(), "nodes_left": token.uses_left,
         "ends": time(token.ends), "added_by": token.made_by,
     })
 }
 
 fn certificate(one: &NodeCertificate) -> Value {
     json!({
-        "uuid": one.uuid.as_str(), "roles": one.roles, "serial": one.serial, "valid_until": time(one.ends),
+        "uuid": one.uuid.as_str(), "roles": roles(&one.roles), "serial": one.serial, "valid_until": time(one.ends),
         "revoked": one.is_revoked, "token": one.token,
     })
 }

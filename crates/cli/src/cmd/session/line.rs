@@ -181,7 +181,7 @@ pub(super) fn answer(id: &Id, result: Result<Option<Frame>, Error>) -> Value {
 pub(super) fn frame(frame: &Frame, operands: &Operands) -> Value {
     let mut line = shown("frame", frame.kind(), operands);
     if let Some(origin) = frame.trace().and_then(|trace| trace.nodes().first()) {
-        line["from"] = json!({ "uuid": origin.uuid, "role": origin.role.to_string() });
+        line["from"] = json!({ "uuid": origin.uuid, "roles": crate::cmd::roles(&origin.role.to_string()) });
     }
     add_payload(&mut line, frame);
     line

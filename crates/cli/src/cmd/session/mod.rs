@@ -29,6 +29,7 @@ use ssntp::client::{Backoff, Client, ClientError, ClientEvent};
 use ssntp::proto::Operands;
 
 use self::input::{Asked, Input};
+use super::roles;
 use crate::application::Applications;
 use crate::connection::{self, Complaint, Connection, Renewal, closed, ended};
 use crate::failure::Failure;
@@ -169,10 +170,10 @@ impl Writer<'_> {
                 write(&json!({
                     "event": "connected",
                     "uuid": self.client.uuid(),
-                    "role": self.client.role().to_string(),
+                    "roles": roles(&self.client.role().to_string()),
                     "server": {
                         "uuid": server.uuid,
-                        "role": server.role.to_string(),
+                        "roles": roles(&server.role.to_string()),
                         "name": server.name,
                         "address": server.address.to_string(),
                         "tracing": server.tracing,

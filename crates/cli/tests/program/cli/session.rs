@@ -150,7 +150,10 @@ fn a_trace_has_the_nodes_from_sender_to_receiver() {
     let frame = json(&traced.succeed()[0]);
     assert_eq!(frame["trace"]["label"], "job-7");
     let nodes = frame["trace"]["nodes"].as_array().unwrap();
-    let roles: Vec<_> = nodes.iter().map(|node| node["role"].as_str().unwrap()).collect();
+    let roles: Vec<_> = nodes
+        .iter()
+        .map(|node| node["roles"][0].as_str().unwrap())
+        .collect();
     assert_eq!(roles, ["agent", "server", "controller"]);
     assert!(text.succeed()[1].starts_with("  trace \"job-7\""));
     assert_eq!(json(&plain.succeed()[0]).get("trace"), None);

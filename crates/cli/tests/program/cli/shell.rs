@@ -237,7 +237,7 @@ fn a_sender_prints_the_number_of_receivers_and_can_require_some() {
         for load in 1..=3 {
             let frame: Value = serde_json::from_str(&listener.out.recv_timeout(LIMIT).unwrap()).unwrap();
             assert_eq!(frame["payload"], format!("load: {load}"));
-            assert_eq!(frame["from"]["role"], "agent,netagent");
+            assert_eq!(frame["from"]["roles"], serde_json::json!(["agent", "netagent"]));
         }
     }
 }
