@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     // This comes before the first thread starts and the first file is opened, because it may replace
     // the whole process.
     if args.command.serves_many() {
-        allocator::give_back();
+        allocator::give_back(matches!(args.command, cmd::Command::Opflex(_)));
     }
     let logging = logging::Logging::start(args.command.log_level(), &args.log);
     if let Some(sink) = logging.notes() {

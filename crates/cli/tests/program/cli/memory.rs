@@ -57,15 +57,26 @@ impl Server {
     }
 }
 
+fn environment(program: &Program) -> String {
+    let environment = std::fs::read(Path::new("/proc").join(program.id()).join("environ")).unwrap();
+    String::from_utf8_lossy(&environment).into_owned()
+}
+
 #[test]
 fn a_server_makes_its_allocator_return_memory() {
-    let server = Server::start("");
-    let environment = std::fs::read(Path::new("/proc").join(server.program.id()).join("environ")).unwrap();
-    let environment = String::from_utf8_lossy(&environment);
-    assert!(
-        environment.contains("MALLOC_MMAP_THRESHOLD_=131072\0"),
-        "{environment}"
-    );
+    let server = environment(&Server::start("").program);
+    let returns = |environment: &str| environment.contains("MALLOC_MMAP_THRESHOLD_=131072\0");
+    let has_one_arena = |environment: &str| environment.contains("MALLOC_ARENA_MAX=1\0");
+    assert!(returns(&server) && !has_one_arena(&server), "{server}");
+    let directory = tempfile::tempdir().unwrap();
+    let mut opflex = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    opflex
+        .args("opflex serve --listen unix:socket".split(' '))
+        .current_dir(directory.path());
+    let mut opflex = Program::start(&mut opflex);
+    assert!(opflex.first_line().starts_with("listening at "));
+    let opflex = environment(&opflex);
+    assert!(returns(&opflex) && has_one_arena(&opflex), "{opflex}");
 }
 
 fn long(len: usize) -> Frame {
