@@ -234,7 +234,7 @@ impl ServerConfig {
         /// The rules for the admission of clients. Default: see [`AdmissionPolicy`].
         admission: AdmissionPolicy;
 
-        /// The roles of operators (docs/admission.md, "Operators"). The server carries out their
+        /// The roles of operators. The server carries out their
         /// ListSessions, Kick, ListBans, Unban, Watch, ListServers and DrainServer, if the filter
         /// allows them as well. Sessions without these roles may not send such frames, even if the
         /// filter allows them. `ssntp server` and `ssntp scheduler` use [`Role::CONTROLLER`]. Default:

@@ -26,7 +26,7 @@
 //! Disconnected { Draining }, and goes on as after a lost session, beginning with the next server.
 //!
 //! A client never has two sessions at a time. A server lets a second session replace the first
-//! only if both certificates are bound to the UUID by one authority (docs/admission.md), and it
+//! only if both certificates are bound to the UUID by one authority, and it
 //! would drop the frames of the first session that it has not handled. Ending the first session
 //! before the second begins loses no frame, whatever the certificates are.
 //!

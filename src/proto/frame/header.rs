@@ -122,8 +122,7 @@ impl FrameKind {
         self.frame_type.is_known() && self.operand >= 0x80 && self.operand != 0xff
     }
 
-    /// True for commands of operators, which list and end sessions, and for their answers
-    /// (docs/admission.md, "Operators").
+    /// True for commands of operators, which list and end sessions, and for their answers.
     pub const fn is_of_operators(self) -> bool {
         // Without 0x47, which is a command of controllers.
         match self.frame_type {
