@@ -89,7 +89,7 @@ fn a_node_joins_with_a_token_that_counts_once_and_stays_out_once_it_is_revoked()
     }
     let listed = made.list("token list");
     assert!(
-        listed.len() == 1 && listed[0]["nodes_left"] == 0 && listed[0]["roles"] == "agent",
+        listed.len() == 1 && listed[0]["nodes_left"] == 0 && listed[0]["roles"][0] == "agent",
         "{listed:?}"
     );
     let by = listed[0]["added_by"].as_str().unwrap();
