@@ -92,6 +92,11 @@ impl Enrolment {
         }
     }
 
+    /// The facts in the certificate of the issuer, such as its end.
+    pub fn issuer(&self) -> &CertificateInfo {
+        self.issuer.info()
+    }
+
     setters! {
         /// The lifetime of the certificates. Default: 30 days.
         lifetime: Duration;

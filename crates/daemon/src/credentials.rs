@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use ssntp::Role;
-use ssntp::pki::{self, Identity, RevocationLists, Trust};
+use ssntp::pki::{self, CertificateInfo, Identity, RevocationLists, Trust};
 
 use crate::failure::Failure;
 use crate::input;
@@ -253,6 +253,17 @@ impl Lifetime {
             since: authority.not_before,
             end: authority.not_after,
         })
+    }
+
+    /// The lifetime of an issuer, which is an authority below another one.
+    pub fn of_issuer(info: &CertificateInfo, file: &Path) -> Self {
+        Self {
+            what: AUTHORITY,
+            of: info.subject.clone(),
+            file: file.display().to_string(),
+            since: info.not_before,
+            end: info.not_after,
+        }
     }
 
     /// The days until the end; negative after it.

@@ -59,7 +59,7 @@ fn roles(list: &str) -> Vec<&str> {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     #[command(visible_alias = "netagent")]
-    Agent(AgentArgs),
+    Agent(Box<AgentArgs>),
     Answer(exchange::AnswerArgs),
     #[command(subcommand)]
     Cert(cert::Args),
@@ -97,7 +97,7 @@ impl Command {
     /// definition of the program's command line.
     pub(crate) fn run(self, settings: Settings, whole: clap::Command) -> Result<(), Failure> {
         match self {
-            Self::Agent(args) => ssntp_agent_cli::run(args, settings),
+            Self::Agent(args) => ssntp_agent_cli::run(*args, settings),
             Self::Answer(args) => exchange::answer(&args),
             Self::Cert(args) => cert::run(args),
             Self::Cluster(args) => cluster::run(args),

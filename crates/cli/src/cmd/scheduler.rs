@@ -18,7 +18,7 @@ use ssntp_scheduler::{ControllerMode, Enrolments, JoinedScheduler, Scheduler, Sc
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
 use crate::context::address;
-use crate::credentials::CredentialFiles;
+use crate::credentials::{CredentialFiles, FilesRead, Lifetime};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, ended, on};
 use crate::failure::Failure;
@@ -151,6 +151,11 @@ impl Args {
     }
 }
 
+/// The lifetime of the issuer, whose end would end all renewals.
+fn issuer_lifetime((enrolment, path): (&Enrolment, &PathBuf)) -> Lifetime {
+    Lifetime::of_issuer(enrolment.issuer(), path)
+}
+
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut daemon = Daemon::install(settings)?;
     let config = SchedulerConfig::new()
@@ -162,6 +167,11 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let (records, enrolment) = args.enrolment()?.unzip();
     let config = config.given(records.clone(), SchedulerConfig::enrolments);
     let (identity, trust, read) = args.files.read_as(Role::SCHEDULER)?;
+    // A new issuer needs a restart, so its end is told in time.
+    let of_issuer = FilesRead {
+        lifetimes: enrolment.iter().zip(&args.issuer).map(issuer_lifetime).collect(),
+        ..FilesRead::default()
+    };
     // Certificates that operators revoke are refused beside those of --crl.
     let refusing = |trust: &Trust| {
         let records = records.as_ref();
@@ -217,7 +227,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             renewal.renew(shown);
         }
         files = new;
-        Ok(read.with(of_engine))
+        Ok(read.with(of_engine).with(of_issuer.clone()))
     };
     let mut arms = vec![ended(&server)];
     arms.extend(records.as_ref().map(|records| {
@@ -229,7 +239,12 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             Ok(Next::Continue)
         })
     }));
-    let mut result = daemon.run(presence, read.with(of_engine), reload, arms);
+    let mut result = daemon.run(
+        presence,
+        read.with(of_engine).with(of_issuer.clone()),
+        reload,
+        arms,
+    );
     // The lease is given back first, so that another scheduler leads while the clients leave.
     membership.take();
     if result.is_ok() {

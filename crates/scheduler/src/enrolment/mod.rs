@@ -36,7 +36,7 @@ use ssntp_transport::{locked, locked_again, replace, wall_clock};
 /// The file in the directory of the scheduler's state.
 const FILE: &str = "enrolment.json";
 /// The longest file, in bytes: some 100,000 certificates.
-const MAX_FILE: u64 = 64 << 20;
+const MAX_FILE: usize = 64 << 20;
 /// The attempts at a change that others make at the same time.
 const ATTEMPTS: usize = 8;
 /// The time limit for the view of the engine to show another scheduler's change.
@@ -105,7 +105,7 @@ impl Enrolments {
         let records = match fs::metadata(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Records::default(),
             Err(e) => return Err(e),
-            Ok(found) if found.len() > MAX_FILE => {
+            Ok(found) if found.len() > MAX_FILE as u64 => {
                 return Err(unfit(format!("it has more than {MAX_FILE} bytes")));
             }
             Ok(_) => serde_json::from_slice(&fs::read(&path)?).map_err(|e| unfit(e.to_string()))?,
@@ -228,7 +228,7 @@ impl Inner {
         let not_stored = |why: String| NotStored::Refused(why);
         let Some(shared) = self.shared.get() else {
             if let Place::File(path) = &self.place {
-                let text = text(records, MAX_FILE as usize)?;
+                let text = text(records, MAX_FILE)?;
                 replace(path, &text).map_err(|e| not_stored(format!("{}: {e}", path.display())))?;
             }
             return Ok(Some(None));

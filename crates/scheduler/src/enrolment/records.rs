@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use ssntp::pki::{Enrolled, JoinRefusal, StoredToken};
+use ssntp::server::Redeem;
 use uuid::Uuid;
 
 /// The maximum number of tokens.
@@ -59,7 +60,7 @@ impl Records {
         &mut self,
         id: &str,
         key: &str,
-        redeem: &mut dyn FnMut(&mut StoredToken, Option<&Enrolled>) -> Result<Enrolled, JoinRefusal>,
+        redeem: &mut Redeem<'_>,
     ) -> Result<Enrolled, JoinRefusal> {
         let token = self.tokens.get_mut(id).ok_or(JoinRefusal::Proof)?;
         let mut issued = self.certificates.iter();
