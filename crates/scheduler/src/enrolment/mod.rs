@@ -524,3 +524,6 @@ fn certificate(one: &Enrolled, is_revoked: bool) -> NodeCertificate {
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+use std::sync::Barrier;
+use std::thread;
+
+use ssntp::Role;
+use ssntp_engine::{Join, Member, Membership};
+use ssntp_test_support::memory_engine::MemoryEngine;
+use uuid::Uuid;
+
+use super::*;
+
+const NEVER: u64 = 1 << 40;
+
+fn token(id: &str, uses: u32) -> StoredToken {
+    StoredToken {
+        id: id.to_owned(),
+        secret_sha256: "A".repeat(43),
+        roles: Role::AGENT,
+        uuid: None,
+        uses_left: uses,
+        ends: NEVER,
+        made_by: "ops".to_owned(),
+    }
+}
+
+fn enrolled(node: u128, key: &str) -> Enrolled {
+    Enrolled {
+        uuid: Uuid::from_u128(node),
+        roles: Role::AGENT,
+        serial: format!("{node:02x}:01"),
+        ends: NEVER,
+        token: "t".to_owned(),
+        key: key.to_owned(),
+        chain: "chain".to_owned(),
+    }
+}
+
+/// Joins as the library does: the token counts down, and the same key gets what it had before.
+fn join(records: &Enrolments, node: u128, key: &str) -> Result<Enrolled, JoinRefusal> {
+    records.join("t", key, &mut |token, before| {
+        if let Some(before) = before {
+            return Ok(before.clone());
+        }
+        if token.uses_left == 0 {
+            return Err(JoinRefusal::Used);
+        }
+        token.uses_left -= 1;
+        Ok(enrolled(node, key))
+    })
+}
+
+fn add(records: &Enrolments, token: StoredToken) {
+    let added = records.0.change(|records| {
+        let added = records.add_token(token.clone());
+        added.map_err(|why| (EnrolmentRefusal::InvalidData, why))
+    });
+    added.unwrap();
+}
+
+#[test]
+fn what_is_stored_is_read_back_and_a_used_token_stays_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let read = || Enrolments::in_directory(directory.path()).unwrap();
+    let records = read();
+    add(&records, token("t", 1));
+    let first = join(&records, 1, "one").unwrap();
+    assert_eq!(join(&read(), 2, "two"), Err(JoinRefusal::Used));
+    // A node that lost its answer asks again with its key, also after a restart of the scheduler.
+    assert_eq!(join(&read(), 3, "one"), Ok(first));
+    assert_eq!(join(&read(), 4, "one").unwrap().uuid, Uuid::from_u128(1));
+}
+
+#[test]
+fn a_change_that_cannot_be_stored_is_not_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let records = Enrolments::in_directory(&directory.path().join("gone")).unwrap();
+    let refused = join(&records, 1, "one").unwrap_err();
+    assert_eq!(refused, JoinRefusal::Proof, "there is no token yet");
+    let added: Result<(), Refused> = records.0.change(|records| {
+        records.add_token(token("t", 1)).unwrap();
+        Ok(())
+    });
+    assert_eq!(added.unwrap_err().0, EnrolmentRefusal::NotStored);
+    assert_eq!(records.0.records().tokens().count(), 0);
+}
+
+#[test]
+fn a_file_that_is_no_list_of_tokens_is_refused_with_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join(FILE), "{\"tokens\":{},\"more\":1}").unwrap();
+    let why = Enrolments::in_directory(directory.path())
+        .unwrap_err()
+        .to_string();
+    assert!(why.contains(FILE) && why.contains("more"), "{why}");
+}
+
+#[test]
+fn a_revoked_certificate_is_told_refused_and_forgotten_at_its_end() {
+    let records = Enrolments::default();
+    add(&records, token("t", 2));
+    let first = join(&records, 1, "one").unwrap();
+    let other = join(&records, 2, "two").unwrap();
+    assert!(records.changes().try_recv().is_err());
+    let count = records
+        .0
+        .change(|records| Ok::<_, Refused>(records.revoke(first.uuid)));
+    assert_eq!(count.unwrap(), 1);
+    assert!(records.changes().try_recv().is_ok());
+    assert!(records.0.records().revoked().eq([first.serial.as_str()]));
+    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Used));
+    let next = Enrolled {
+        serial: "09:09".to_owned(),
+        ..first.clone()
+    };
+    let mut kept = Records::clone(&records.0.records());
+    assert!(matches!(
+        kept.renew(&first.serial, &next),
+        Err(JoinRefusal::NotRenewable(_))
+    ));
+    assert_eq!(kept.renew(&other.serial, &next), Ok(()));
+    kept.forget_ended(NEVER);
+    assert_eq!(
+        (
+            kept.tokens().count(),
+            kept.certificates().count(),
+            kept.revoked().count()
+        ),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn chains_give_way_before_a_certificate_does() {
+    let mut records = Records::default();
+    records.add_token(token("t", 9)).unwrap();
+    for node in 0..9 {
+        let joined = records.join("t", &node.to_string(), &mut |_, _| {
+            Ok(Enrolled {
+                chain: "c".repeat(1000),
+                ..enrolled(node, &node.to_string())
+            })
+        });
+        joined.unwrap();
+    }
+    assert!(text(&mut records, 4000).unwrap().len() <= 4000);
+    let chains = records.certificates().filter(|(one, _)| !one.chain.is_empty());
+    // The newest keep theirs.
+    assert!(chains.map(|(one, _)| one.uuid.as_u128()).eq([7, 8]));
+    assert!(matches!(text(&mut records, 100), Err(NotStored::Refused(_))));
+}
+
+/// One of several schedulers: the records, which a thread of its own keeps up to date.
+fn one_of_several(engine: &MemoryEngine, uuid: u128) -> (Enrolments, Membership) {
+    let (records, shared) = (Enrolments::default(), Arc::new(Shared::default()));
+    records.keep_in(&shared);
+    let member = Member {
+        uuid: Uuid::from_u128(uuid),
+        incarnation: 1,
+        addresses: vec!["host:1".to_owned()],
+        version: "1".to_owned(),
+        token: 0,
+    };
+    let viewed = records.clone();
+    let membership = Membership::start(
+        Box::new(engine.clone()),
+        Join { member, leads: true },
+        move |view| {
+            viewed.take_view(view);
+        },
+    );
+    let membership = membership.unwrap();
+    shared.set_documents(membership.documents());
+    (records, membership)
+}
+
+#[test]
+fn a_token_counts_once_among_several_schedulers_that_are_asked_at_once() {
+    let engine = MemoryEngine::new();
+    let (one, _first) = one_of_several(&engine, 1);
+    let (two, _second) = one_of_several(&engine, 2);
+    add(&one, token("t", 1));
+    let at_once = Barrier::new(4);
+    let results: Vec<_> = thread::scope(|scope| {
+        let joins = [(&one, 1), (&two, 2), (&one, 3), (&two, 4)].map(|(records, node)| {
+            let at_once = &at_once;
+            scope.spawn(move || {
+                at_once.wait();
+                // The other scheduler may not have the token in its view yet.
+                loop {
+                    match join(records, node, &node.to_string()) {
+                        Err(JoinRefusal::Proof) => thread::yield_now(),
+                        done => return done,
+                    }
+                }
+            })
+        });
+        joins.map(|thread| thread.join().unwrap()).into()
+    });
+    let joined: Vec<_> = results.iter().flatten().collect();
+    assert_eq!(joined.len(), 1, "{results:?}");
+    assert!(
+        results
+            .iter()
+            .flat_map(|result| result.as_ref().err())
+            .all(|why| *why == JoinRefusal::Used)
+    );
+}
+
+#[test]
+fn without_an_answer_of_the_engine_a_join_is_unknown_and_the_same_key_asks_again() {
+    let engine = MemoryEngine::new();
+    let (records, _membership) = one_of_several(&engine, 1);
+    add(&records, token("t", 1));
+    engine.fail(Some(EngineError::Away("cut".to_owned())));
+    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Unavailable));
+    engine.fail(None);
+    assert_eq!(join(&records, 1, "one").unwrap().uuid, Uuid::from_u128(1));
+    assert_eq!(join(&records, 2, "two"), Err(JoinRefusal::Used));
+}
