@@ -55,10 +55,7 @@ fn acceptor(
         acceptor = acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]);
     }
     if joins {
-        let rooted = trust
-            .rooted(identity)
-            .map_err(|e| TlsError::Configuration(e.to_string()))?;
-        acceptor = acceptor.unproven(JOIN_PROTOCOL, rooted)?;
+        acceptor = acceptor.unproven(JOIN_PROTOCOL, Arc::new(trust.rooted(identity)))?;
     }
     Ok(acceptor)
 }

@@ -179,32 +179,24 @@ impl SigningRequest {
     /// [`Fault::SigningRequest`] if there is none, or if it asks for a name, a role or any other extension;
     /// [`Fault::UnusableKey`] if its key has not signed it; a fault of the PEM text.
     pub fn from_pem(pem: &str) -> Result<Self, Fault> {
-        let refused = |asks: &str| {
-            let why = format!("it asks for {asks}, but may ask only for a certificate for its key");
-            Err(Fault::SigningRequest(why))
-        };
         requested(pem.as_bytes(), |request, key| {
             let info = &request.certification_request_info;
-            if let Some(asked) = request.requested_extensions().and_then(|mut all| all.next()) {
-                return match asked {
-                    ParsedExtension::ExtendedKeyUsage(usages) => {
-                        refused(&format!("the roles {}", eku::roles(usages)))
-                    }
-                    ParsedExtension::BasicConstraints(_) => refused("the rights of an authority"),
-                    ParsedExtension::SubjectAlternativeName(_) => refused("further names"),
-                    _ => refused("an extension"),
-                };
-            }
-            if info.subject.iter_rdn().next().is_some() {
-                return refused("the name of a holder");
-            }
-            if !info.attributes().is_empty() {
-                return refused("an attribute");
-            }
-            Ok(Self {
-                digest: digest(info.subject_pki.raw),
-                key,
-            })
+            let extension = request.requested_extensions().and_then(|mut all| all.next());
+            let asks = match extension {
+                Some(ParsedExtension::ExtendedKeyUsage(usages)) => {
+                    format!("the roles {}", eku::roles(usages))
+                }
+                Some(ParsedExtension::BasicConstraints(_)) => "the rights of an authority".to_owned(),
+                Some(ParsedExtension::SubjectAlternativeName(_)) => "further names".to_owned(),
+                None if info.subject.iter_rdn().next().is_some() => "the name of a holder".to_owned(),
+                None if info.attributes().is_empty() => {
+                    let digest = digest(info.subject_pki.raw);
+                    return Ok(Self { key, digest });
+                }
+                _ => "an attribute".to_owned(),
+            };
+            let why = format!("it asks for {asks}, but may ask only for a certificate for its key");
+            Err(Fault::SigningRequest(why))
         })
     }
 

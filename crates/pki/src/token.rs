@@ -44,15 +44,14 @@ impl JoinToken {
     /// # Errors
     /// [`Error::Content`] if the certificate is broken; [`Error::Crypto`].
     pub fn new(address: Address, authority: &CertificateInfo) -> Result<Self, Error> {
-        let (mut id, mut secret) = ([0; 8], [0; 32]);
-        let random = provider().secure_random;
-        let filled = random.fill(&mut id).and_then(|()| random.fill(&mut secret));
+        let mut secret = [0; 32];
+        let filled = provider().secure_random.fill(&mut secret);
         filled.map_err(|_| Error::Crypto("no random bytes".to_owned()))?;
         let authority = authority.key_digest().map_err(Error::content("the authority"))?;
         Ok(Self {
             address,
             authority,
-            id: id.map(|byte| format!("{byte:02x}")).concat(),
+            id: Uuid::new_v4().simple().to_string(),
             secret,
         })
     }
@@ -67,7 +66,7 @@ impl JoinToken {
         &self.authority
     }
 
-    /// The id, which is not secret: 16 hexadecimal digits if [`new`](Self::new) has made it.
+    /// The id, which is not secret: 32 hexadecimal digits if [`new`](Self::new) has made it.
     pub fn id(&self) -> &str {
         &self.id
     }

@@ -99,23 +99,12 @@ impl Trust {
         Err(Fault::NotPinned)
     }
 
-    /// The chain of `identity` and its key, and after it the certificate of the trusted authority that ends the
-    /// chain, for clients that know only the authority's key.
-    ///
-    /// # Errors
-    /// [`Fault::UnknownIssuer`] if no trusted authority ends the chain.
-    pub fn rooted(&self, identity: &Identity) -> Result<Arc<CertifiedKey>, Fault> {
+    /// The chain of `identity` and its key, and after it the certificates of the trusted authorities, for clients that
+    /// know only an authority's key.
+    pub fn rooted(&self, identity: &Identity) -> CertifiedKey {
         let mut chain = identity.chain().to_vec();
-        let last = chain.last().ok_or(Fault::NoCertificate)?;
-        let ends = |own: &&CertificateInfo| own.public_key().is_ok_and(|key| der::is_signed_by(last, key));
-        let root = self.authorities().iter().find(ends).ok_or(Fault::UnknownIssuer {
-            issuer: identity.info().issuer.clone(),
-        })?;
-        if root.der != *last {
-            chain.push(root.der.clone());
-        }
-        let key = Arc::clone(&identity.certified_key().key);
-        Ok(Arc::new(CertifiedKey::new(chain, key)))
+        chain.extend(self.authorities().iter().map(|authority| authority.der.clone()));
+        CertifiedKey::new(chain, Arc::clone(&identity.certified_key().key))
     }
 
     /// Trusts the authorities that are valid at present, at least one.

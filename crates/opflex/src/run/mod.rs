@@ -41,7 +41,6 @@
 //!
 //! | file | contents; each file uses only files above it |
 //! |---|---|
-//! | `clock` | the clock of the dispatchers |
 //! | `config` | the configuration of both, the targets of log lines, [`LocalSocket`], and the errors |
 //! | `figures` | [`ServerFigures`]: a snapshot of a server for its pages |
 //! | `local` | Unix sockets for programs on the same host: a thread for each connection |
