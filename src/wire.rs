@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::BytesMut;
 use uuid::Uuid;
 
 use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
 use ssntp_pki::Role;
-use ssntp_transport::{Decode, Outgoing, wall_clock};
+use ssntp_transport::{Decode, Outgoing, nanoseconds, wall_clock};
 
 /// The application protocol (ALPN) of a connection with which a node joins.
 pub(crate) const JOIN_PROTOCOL: &[u8] = b"ssntp-join/1";
@@ -60,7 +59,7 @@ impl Decode for Decoder {
                 && let Some(trace) = frame.trace_mut()
             {
                 let (uuid, role) = self.receiver;
-                trace.stamp_received(uuid, role, unix_nanos());
+                trace.stamp_received(uuid, role, nanoseconds(wall_clock()));
             }
         }
         let more = self.codec.bad_traces() - bad_traces;
@@ -88,15 +87,4 @@ pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
     let mut header = frame.header();
     header.major &= !TRACE_FLAG;
     Outgoing::framed(header.encode(), frame.payload_bytes().clone())
-}
-
-/// The present time for a stamp.
-pub(super) fn unix_nanos() -> u64 {
-    unix_nanos_at(wall_clock())
-}
-
-/// A time for a stamp, in nanoseconds since the Unix epoch.
-pub(super) fn unix_nanos_at(wall: SystemTime) -> u64 {
-    let since = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

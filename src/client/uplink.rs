@@ -30,9 +30,11 @@ use super::config::Offline;
 use super::error::{ClientError, SendFault};
 use super::event::ServerInfo;
 use crate::proto::Frame;
-use crate::wire::{outgoing, unix_nanos};
+use crate::wire::outgoing;
 use ssntp_pki::Role;
-use ssntp_transport::{Limits, Load, Outbox, Outgoing, PushError, locked, locked_again, now};
+use ssntp_transport::{
+    Limits, Load, Outbox, Outgoing, PushError, locked, locked_again, nanoseconds, now, wall_clock,
+};
 
 #[derive(Debug)]
 pub(super) struct Uplink {
@@ -427,7 +429,7 @@ impl Uplink {
         }
         let mut stamped = frame.clone();
         if let Some(trace) = stamped.trace_mut() {
-            trace.stamp_sent(self.uuid, self.role, unix_nanos());
+            trace.stamp_sent(self.uuid, self.role, nanoseconds(wall_clock()));
         }
         outgoing(&stamped, true)
     }

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use super::own::OwnServer;
 use super::sessions::Session;
 use crate::proto::{self, Frame, FrameKind, Item, Run};
-use crate::wire::{outgoing, unix_nanos_at};
-use ssntp_transport::Outgoing;
+use crate::wire::outgoing;
+use ssntp_transport::{Outgoing, nanoseconds};
 
 /// Frames of one kind on their way to several receivers.
 pub(super) struct Parcel {
@@ -36,7 +36,7 @@ impl Parcel {
     pub(super) fn frame(frame: &Frame, own: &OwnServer, wall: SystemTime) -> Self {
         let mut traced = frame.trace().is_some().then(|| frame.clone());
         if let Some(trace) = traced.as_mut().and_then(Frame::trace_mut) {
-            trace.stamp_sent(own.uuid, own.role, unix_nanos_at(wall));
+            trace.stamp_sent(own.uuid, own.role, nanoseconds(wall));
         }
         Self {
             kind: frame.kind(),

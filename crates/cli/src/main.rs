@@ -30,8 +30,8 @@ use std::process::ExitCode;
 
 // What this program shares with `ssntp-agent`.
 use ssntp_daemon::{
-    choice, clock, connection, context, credentials, failure, input, logging, output, seconds,
-    service_manager, settings, signals, watched,
+    choice, connection, context, credentials, failure, input, logging, output, seconds, service_manager,
+    settings, signals, watched,
 };
 
 fn main() -> ExitCode {

@@ -4,7 +4,6 @@
 //! | file | holds |
 //! |---|---|
 //! | `choice` | flags with a value from a short list of words |
-//! | `clock` | the clocks |
 //! | `connection` | the flags of subcommands that connect to a server |
 //! | `context` | the user's contexts, with values for flags that are not given |
 //! | `credentials` | the files of certificates, and their lifetimes |
@@ -20,7 +19,6 @@
 //! | `watched` | files that are read again when they change |
 
 pub mod choice;
-pub mod clock;
 pub mod connection;
 pub mod context;
 pub mod credentials;

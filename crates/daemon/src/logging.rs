@@ -34,9 +34,8 @@ use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use env_logger::{Builder, Target};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use ssntp::payload::timestamp;
-use ssntp_transport::{cut, printable, printable_json, threads, wall_clock};
+use ssntp_transport::{cut, printable, printable_json, since_1970, threads, wall_clock};
 
-use crate::clock::since_1970;
 use crate::failure::Failure;
 
 /// The maximum number of lines in the queue: a burst of some hundred sessions that end at once.

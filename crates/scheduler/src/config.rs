@@ -96,6 +96,11 @@ impl SchedulerConfig {
         /// The initial cluster configuration, as YAML. A configuration file replaces it. Default:
         /// empty.
         configuration: impl Into<Bytes>;
+
+        /// The tokens and certificates of nodes that join: the scheduler carries out the commands of operators
+        /// about them. Give the server an [`Enrolment`](ssntp::server::Enrolment) with the same store. Default:
+        /// none; such commands are refused.
+        enrolments: Enrolments;
     }
 
     /// The maximum number of STARTs that may wait for a node's READY, the most bytes of them, and the longest
@@ -141,15 +146,6 @@ impl SchedulerConfig {
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
         self.state = Some(directory.into());
-        self
-    }
-
-    /// The tokens and certificates of nodes that join: the scheduler carries out the commands of operators
-    /// about them. Give the server an [`Enrolment`](ssntp::server::Enrolment) with the same store. Default:
-    /// none; such commands are refused.
-    #[must_use]
-    pub fn enrolments(mut self, enrolments: Enrolments) -> Self {
-        self.enrolments = Some(enrolments);
         self
     }
 

@@ -19,9 +19,8 @@ use crate::proto::{Codec, Item, Run, apart};
 use crate::server::actions::Actions;
 use crate::server::sessions::{SessionId, Sessions};
 use crate::server::time::Moment;
-use crate::wire::unix_nanos_at;
-use ssntp_transport::ConnectionId;
 use ssntp_transport::dispatch::Origin;
+use ssntp_transport::{ConnectionId, nanoseconds};
 
 /// What the core has to do about a link frame.
 pub(crate) enum LinkEvent {
@@ -221,7 +220,7 @@ impl Links {
         if let Item::Traced(frame) = &mut item
             && let Some(trace) = frame.trace_mut()
         {
-            trace.stamp_received(own.uuid, own.role, unix_nanos_at(time.wall));
+            trace.stamp_received(own.uuid, own.role, nanoseconds(time.wall));
         }
         Some(item)
     }

@@ -6,9 +6,8 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use ssntp_admin::{Labels, Metric, Samples, Snapshot, by, counter, gauge, one};
 
-use crate::clock::since_1970;
 use crate::credentials::Lifetime;
-use ssntp_transport::{locked, wall_clock};
+use ssntp_transport::{locked, since_1970, wall_clock};
 
 /// The recorded state. Clones share it.
 #[derive(Clone, Debug, Default)]

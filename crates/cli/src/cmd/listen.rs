@@ -10,12 +10,11 @@ use uuid::Uuid;
 
 use super::roles;
 use crate::application::Applications;
-use crate::clock::nanoseconds;
 use crate::connection::{Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable};
 use crate::signals::Stop;
-use ssntp_transport::wall_clock;
+use ssntp_transport::{nanoseconds, wall_clock};
 
 /// Print each frame that arrives, with its time, and with its sender if the frame is traced
 ///

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
 
 use crossbeam_channel::Receiver;
 use log::warn;
@@ -26,7 +25,8 @@ use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, LogLimit, More, Newcomer, PATIENCE,
-    PeerAddress, Room, TcpOptions, after, locked, memory_for_queues, now, plain, slots, wall_clock,
+    PeerAddress, Room, TcpOptions, after, locked, memory_for_queues, now, plain, since_1970, slots,
+    wall_clock,
 };
 
 /// A running OpFlex server: policy repository, endpoint registry, observer.
@@ -283,9 +283,7 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
 /// set back it is lower, but still another one: revisions are only compared for being equal. JSON can
 /// represent it exactly.
 fn first_revision() -> u64 {
-    let since_1970 = wall_clock().duration_since(SystemTime::UNIX_EPOCH);
-    since_1970
-        .unwrap_or_default()
+    since_1970(wall_clock())
         .as_micros()
         .try_into()
         .unwrap_or(u64::MAX)

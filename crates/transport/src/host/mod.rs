@@ -20,7 +20,7 @@ use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
 pub use self::available_memory::memory_for_queues;
 pub use self::capacity::{Room, descriptors};
-pub use self::deadline::{NEVER, after, deadline, left, now, wall_clock};
+pub use self::deadline::{NEVER, after, deadline, left, nanoseconds, now, since_1970, wall_clock};
 pub use self::process::ProcessFigures;
 
 /// Locks a mutex, also after a panic, for state that is usable then.

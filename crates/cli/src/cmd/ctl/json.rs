@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use ssntp::payload::{BanEntry, FrameTrace, Servers, SessionEntry, timestamp};
 use ssntp_view::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 
-use crate::clock::nanoseconds;
 use crate::cmd::roles;
+use ssntp_transport::nanoseconds;
 
 pub(super) fn time(at: SystemTime) -> String {
     timestamp::format(nanoseconds(at))

@@ -7,11 +7,10 @@ use ssntp_opflex::model::{ManagedObject, Uri};
 
 use super::control::ControlArgs;
 use super::printing::print_with_note;
-use crate::clock::since_1970;
 use crate::cmd::table::{Columns, print_values};
 use crate::failure::Failure;
 use crate::output::{Output, print_json_lines, printable};
-use ssntp_transport::wall_clock;
+use ssntp_transport::{since_1970, wall_clock};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ObjectArgs {
