@@ -390,9 +390,14 @@ fn a_client_uses_the_revocation_list_of_its_context_or_environment() {
 #[test]
 fn a_server_warns_at_its_start_of_a_certificate_that_expires_soon() {
     let user = operator(&[]);
-    user.done(&[
-        "cert", "issue", "--dir", "pki", "--role", "server", "--days", "5", "--force",
-    ]);
+    let authority = Authority::load(user.path("pki")).unwrap();
+    let began = SystemTime::now() - Duration::from_secs(95 * 86_400);
+    let request = CertificateRequest::new(Role::SERVER).valid_from(began).days(100);
+    authority
+        .issue(&request)
+        .unwrap()
+        .save(user.path("pki/server.pem"))
+        .unwrap();
     user.done(&["cert", "crl", "--dir", "pki", "--days", "30"]);
     let (server, _) = server(&user);
     let warning = server.error_with("pki/server.pem: the certificate of ");
