@@ -22,7 +22,7 @@ use ssntp::transport::{Address, Target, TcpOptions, TlsError};
 use ssntp::{Command, Frame, Role, ServerConfig, Uuid};
 use ssntp_test_support::wait::wait_for;
 use ssntp_transport::tls::{Acceptor, Secured};
-use ssntp_transport::{BufferPool, Cancel, Outgoing, threads};
+use ssntp_transport::{BufferPool, Cancel, Duplex, Outgoing, threads};
 use tempfile::TempDir;
 
 const PROTOCOL: &[u8] = b"ssntp-join/1";
@@ -699,4 +699,60 @@ fn an_expired_node_says_that_it_needs_a_new_token() {
     assert!(refused.ends_with("a new one is needed"), "{refused}");
     cluster.join(&second, "node").run().unwrap();
     files.load().unwrap();
+}
+
+#[test]
+fn a_node_joins_and_connects_although_each_read_brings_few_bytes() {
+    let cluster = Cluster::new();
+    let few = Faults {
+        short_reads: Some(3),
+        ..Faults::default()
+    };
+    cluster.kit.network().set_faults(few, few);
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    assert!(cluster.connect(&files).is_connected());
+}
+
+#[test]
+fn a_connection_that_is_cut_at_any_byte_leaves_a_node_that_joins_later() {
+    let cluster = Cluster::new();
+    let token = cluster.token(1);
+    // Shorter than the first pause, so each has one attempt.
+    let join = cluster.join(&token, "node").limit(Duration::from_millis(150));
+    let mut failed = 0;
+    for after in [1, 100, 700, 1500, 2500] {
+        let cut = Faults {
+            cut_after: Some(after),
+            ..Faults::default()
+        };
+        for (first, second) in [(cut, Faults::default()), (Faults::default(), cut)] {
+            cluster.kit.network().set_faults(first, second);
+            failed += usize::from(join.run().is_err());
+        }
+    }
+    assert!(failed >= 3, "{failed}");
+    cluster
+        .kit
+        .network()
+        .set_faults(Faults::default(), Faults::default());
+    let files = cluster.join(&token, "node").run().unwrap();
+    let serial = files.load().unwrap().0.info().serial.clone();
+    assert_eq!(cluster.tokens.enrolled()[0].serial, serial);
+    assert_eq!(cluster.tokens.enrolled().len(), 1);
+}
+
+#[test]
+fn bytes_that_are_no_tls_are_refused_as_without_joining() {
+    let cluster = Cluster::new();
+    let stream = cluster
+        .kit
+        .network()
+        .connect(Faults::default(), Faults::default())
+        .unwrap();
+    let stream: Arc<dyn Duplex> = Arc::new(stream);
+    stream.write(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    wait_for(|| {
+        let refused = cluster.server.handle().figures().unwrap().handshakes.refused;
+        refused.get("tls").copied().ok_or(refused)
+    });
 }
