@@ -73,6 +73,9 @@ struct Add {
     /// context or of --connect]
     #[arg(long, value_name = "ADDR", value_parser = address)]
     at: Option<Address>,
+    /// Print the token alone, for scripts
+    #[arg(long)]
+    bare: bool,
 }
 
 /// Runs `ssntp token`.
@@ -122,6 +125,9 @@ fn add(options: &Options, stop: &Stop, args: &Add) -> Result<(), Failure> {
         let mut shown = shown(&entry);
         shown["token"] = json!(token.to_string());
         return print_json(shown);
+    }
+    if args.bare {
+        return print_line(&token);
     }
     print_line(command(args.role, &token))?;
     let nodes = match entry.uses_left {
