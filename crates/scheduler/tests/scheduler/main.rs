@@ -12,6 +12,7 @@
 //! | `controllers` | any and master |
 //! | `questions` | the questions of a controller to the scheduler |
 //! | `configuration` | CONFIGURE, its file, and the previous configuration |
+//! | `enrolment` | tokens, and the certificates of nodes that join |
 //! | `engine` | the requests to the engine, with few and with many sessions |
 //! | `streams` | the output of instances |
 //! | `tenants` | the addresses of tenants' instances |
@@ -39,6 +40,7 @@ mod client;
 mod configuration;
 mod controllers;
 mod engine;
+mod enrolment;
 mod figures;
 mod moves;
 mod nodes;

@@ -1,0 +1,169 @@
+//! Tokens, joins, renewals and revoked certificates, over the sessions of an operator and a node.
+
+use std::time::{Duration, SystemTime};
+
+use ssntp::Role;
+use ssntp::client::{Client, Join};
+use ssntp::payload::Payload;
+use ssntp::pki::{Fault, Identity, JoinToken, StoredToken};
+use ssntp::proto::Frame;
+use ssntp::server::{Enrolment, ServerConfig};
+use ssntp::testkit::Testkit;
+use ssntp::transport::Address;
+use ssntp_payload::{
+    CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificates, TokenAction,
+    TokenEntry, Tokens,
+};
+use ssntp_scheduler::{Enrolments, Scheduler, SchedulerConfig};
+use ssntp_test_support::LIMIT;
+use ssntp_test_support::wait::wait_for;
+
+fn ask<Q: Payload, A: Payload>(operator: &Client, question: &Q) -> A {
+    operator.send(Frame::of(question)).unwrap();
+    loop {
+        let frame = operator.recv_frame_timeout(LIMIT).unwrap();
+        if frame.kind() == A::KIND {
+            return frame.payload().unwrap();
+        }
+    }
+}
+
+fn certificates(operator: &Client, action: CertificateAction, uuid: &str) -> NodeCertificates {
+    let asked = ManageCertificates {
+        id: "q".into(),
+        action,
+        uuid: uuid.into(),
+        after: 0,
+    };
+    ask(operator, &asked)
+}
+
+#[test]
+fn an_operator_adds_a_token_with_which_a_node_joins_renews_and_is_revoked() {
+    let kit = Testkit::new().unwrap();
+    let (authority, records) = (kit.authority(), Enrolments::default());
+    let issuer = authority.issuer("one", Role::AGENT, 10).unwrap();
+    // Certificates begin ten minutes early, so the renewal of such a short life is due at once.
+    let enrolment = Enrolment::new(issuer, records.clone()).lifetime(Duration::from_secs(60));
+    let server = ServerConfig::new(kit.identity(Role::SCHEDULER).unwrap(), kit.trust());
+    let server = server.listen_in_memory(kit.network()).enrol(enrolment);
+    let config = SchedulerConfig::new().enrolments(records.clone());
+    let _scheduler = Scheduler::new(config).unwrap().start(server).unwrap();
+    let operator = Client::connect(kit.client_config(Role::CONTROLLER).unwrap()).unwrap();
+
+    let token = JoinToken::new(Address::tcp("localhost", 1), authority.info()).unwrap();
+    let ends = SystemTime::now() + Duration::from_secs(3600);
+    let stored = StoredToken::new(&token, Role::AGENT, None, 1, ends, "");
+    let entry = TokenEntry {
+        id: stored.id,
+        secret_sha256: stored.secret_sha256,
+        roles: "agent".to_owned(),
+        uses_left: 1,
+        ends: stored.ends,
+        ..TokenEntry::default()
+    };
+    let manage = |action, token: &TokenEntry| ManageTokens {
+        id: "q".into(),
+        action,
+        token: token.clone(),
+        after: String::new(),
+    };
+    let added: Tokens = ask(&operator, &manage(TokenAction::Add, &entry));
+    assert_eq!(
+        (added.reason, added.entries.len()),
+        (EnrolmentRefusal::NotRefused, 1)
+    );
+    let again: Tokens = ask(&operator, &manage(TokenAction::Add, &entry));
+    assert_eq!(again.reason, EnrolmentRefusal::InvalidData);
+    let unknown = TokenEntry {
+        id: "other".to_owned(),
+        ..TokenEntry::default()
+    };
+    let removed: Tokens = ask(&operator, &manage(TokenAction::Remove, &unknown));
+    assert_eq!(removed.reason, EnrolmentRefusal::NotFound);
+    for (field, wrong) in [
+        (
+            "roles",
+            TokenEntry {
+                roles: "king".to_owned(),
+                ..entry.clone()
+            },
+        ),
+        (
+            "secret_sha256",
+            TokenEntry {
+                secret_sha256: "A".to_owned(),
+                ..entry.clone()
+            },
+        ),
+        (
+            "id",
+            TokenEntry {
+                id: "a b".to_owned(),
+                ..entry.clone()
+            },
+        ),
+        (
+            "ended",
+            TokenEntry {
+                ends: 7,
+                ..entry.clone()
+            },
+        ),
+    ] {
+        let refused: Tokens = ask(&operator, &manage(TokenAction::Add, &wrong));
+        assert_eq!(refused.reason, EnrolmentRefusal::InvalidData, "{field}");
+        assert!(refused.detail.contains(field), "{field}: {}", refused.detail);
+    }
+
+    let directory = tempfile::tempdir().unwrap();
+    let join = Join::new(token, directory.path()).connect_in_memory(kit.network());
+    let files = join.run().unwrap();
+    let first = Identity::load(files.certificate()).unwrap();
+    let node = Client::connect(files.client_config().unwrap().connect_in_memory(kit.network())).unwrap();
+    let uuid = first.uuid().unwrap().to_string();
+    wait_for(
+        || match certificates(&operator, CertificateAction::List, &uuid).entries {
+            entries if entries.len() < 2 => Err(entries),
+            entries => Ok(assert!(
+                entries
+                    .iter()
+                    .all(|one| !one.is_revoked && one.uuid == uuid.as_str())
+            )),
+        },
+    );
+    wait_for(|| match Identity::load(files.certificate()).unwrap() {
+        renewed if renewed.info().serial == first.info().serial => Err(renewed.info().serial.clone()),
+        renewed => Ok(assert_eq!(renewed.uuid(), first.uuid())),
+    });
+
+    let revoked = certificates(&operator, CertificateAction::Revoke, &uuid);
+    assert_eq!(revoked.reason, EnrolmentRefusal::NotRefused);
+    assert!(revoked.entries.len() >= 2 && revoked.entries.iter().all(|one| one.is_revoked));
+    // Who runs the scheduler gives its server this trust.
+    records.changes().recv_timeout(LIMIT).unwrap();
+    let refused = records.apply(&kit.trust()).verify(first.chain());
+    assert!(matches!(refused, Err(Fault::Revoked { .. })), "{refused:?}");
+    assert!(kit.trust().verify(first.chain()).is_ok());
+    let nobody = certificates(
+        &operator,
+        CertificateAction::Revoke,
+        "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001",
+    );
+    assert_eq!(nobody.reason, EnrolmentRefusal::NotFound);
+    drop(node);
+}
+
+#[test]
+fn without_an_issuer_the_commands_are_refused_with_the_reason() {
+    let kit = Testkit::new().unwrap();
+    let server = ServerConfig::new(kit.identity(Role::SCHEDULER).unwrap(), kit.trust());
+    let scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+    let _scheduler = scheduler.start(server.listen_in_memory(kit.network())).unwrap();
+    let operator = Client::connect(kit.client_config(Role::CONTROLLER).unwrap()).unwrap();
+    let listed = certificates(&operator, CertificateAction::List, "");
+    assert_eq!(
+        (listed.reason, listed.id.as_str()),
+        (EnrolmentRefusal::NoIssuer, "q")
+    );
+}
