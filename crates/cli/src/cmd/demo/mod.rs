@@ -308,6 +308,8 @@ impl Demo {
         if self.attempt(steps::RELEASE)?.is_some() {
             self.say("198.51.100.20 was released")?;
         }
+        // A concentrator is not among all instances that are deleted.
+        self.attempt("ssntp ctl delete CNCI")?;
         let listed = self.run("ssntp ctl --json instances", 0)?;
         self.set("{count}", listed.matches("\"uuid\"").count());
         self.show(steps::END)

@@ -76,7 +76,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "CNAgent ",
         "networks of tenants",
         "198.51.100.20 was released",
-        "all 5 instances were deleted",
+        "all 4 instances were deleted",
         "no process and no file is left",
     ] {
         demo.line_with(step);
@@ -124,7 +124,7 @@ fn a_held_demo_carries_out_commands_until_a_signal_ends_it() {
         }
     });
     demo.signal(Signal::INT);
-    demo.line_with("all 8 instances were deleted");
+    demo.line_with("all 7 instances were deleted");
     assert_eq!(demo.end(), Some(0), "{}", demo.log());
     nothing_is_left(&place);
 }
