@@ -146,6 +146,20 @@ fn blocks(document: &str) -> Vec<String> {
 }
 
 #[test]
+fn every_page_with_a_block_to_paste_is_pasted() {
+    for folder in ["docs", "docs/book"] {
+        for entry in fs::read_dir(repository().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                let page = format!("{folder}/{}", path.file_name().unwrap().to_str().unwrap());
+                let has_block = !blocks(&fs::read_to_string(&path).unwrap()).is_empty();
+                assert_eq!(has_block, PAGES.contains(&page.as_str()), "{page}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_first_pages_can_be_pasted_into_a_shell() {
     let mut script = String::new();
     for page in PAGES {
