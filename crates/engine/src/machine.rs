@@ -453,8 +453,7 @@ impl Machine {
                 *held = None;
             }
         }
-        // The last reading may be from before the lease ended.
-        self.is_vacant = false;
+        // The last reading may be from before the lease ended. A new one comes before the next grant.
         self.read = None;
     }
 
