@@ -22,7 +22,6 @@
 //! |---|---|
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
 //! | [`Needs`] | the resources and the node that a START requires |
-//! | [`clock`] | the one clock of these crates |
 //! | [`phase`] | the phase of an instance: pending, running, ended |
 //! | [`refusal`] | the reason why a command is refused, and its failure |
 //! | [`client_loop`] | the thread between a client and an agent or a concentrator |

@@ -60,7 +60,7 @@ impl MemoryEngine {
         self.lock().fault = Some((these, why));
     }
 
-    /// Undoes the changes of this time, at most [`PAST`], as if the disk of the engine had lost them, or a
+    /// Undoes the changes of this time, at most `PAST`, as if the disk of the engine had lost them, or a
     /// snapshot was restored.
     pub fn forget(&self, now: Instant, time: Duration) {
         let mut shared = self.lock();

@@ -122,20 +122,21 @@ fn an_operator_adds_a_token_with_which_a_node_joins_renews_and_is_revoked() {
     let first = Identity::load(files.certificate()).unwrap();
     let node = Client::connect(files.client_config().unwrap().connect_in_memory(kit.network())).unwrap();
     let uuid = first.uuid().unwrap().to_string();
-    wait_for(
+    let both = wait_for(
         || match certificates(&operator, CertificateAction::List, &uuid).entries {
             entries if entries.len() < 2 => Err(entries),
-            entries => Ok(assert!(
-                entries
-                    .iter()
-                    .all(|one| !one.is_revoked && one.uuid == uuid.as_str())
-            )),
+            entries => Ok(entries),
         },
     );
-    wait_for(|| match Identity::load(files.certificate()).unwrap() {
-        renewed if renewed.info().serial == first.info().serial => Err(renewed.info().serial.clone()),
-        renewed => Ok(assert_eq!(renewed.uuid(), first.uuid())),
+    assert!(
+        both.iter()
+            .all(|one| !one.is_revoked && one.uuid == uuid.as_str())
+    );
+    let renewed = wait_for(|| match Identity::load(files.certificate()).unwrap() {
+        same if same.info().serial == first.info().serial => Err(first.info().serial.clone()),
+        renewed => Ok(renewed),
     });
+    assert_eq!(renewed.uuid(), first.uuid());
 
     let revoked = certificates(&operator, CertificateAction::Revoke, &uuid);
     assert_eq!(revoked.reason, EnrolmentRefusal::NotRefused);

@@ -56,7 +56,10 @@ fn a_start_that_is_not_sent_leaves_no_address_in_the_network_of_its_tenant() {
     assert_eq!(added.reason.as_str(), "");
     drop(controller);
     let error = cluster.fails("start --tenant blue --count 6 --no-wait -- sleep 1000");
-    assert!(error.contains("the concentrator of tenant blue does not run"), "{error}");
+    assert!(
+        error.contains("the concentrator of tenant blue does not run"),
+        "{error}"
+    );
     let shown: Value = serde_json::from_str(&cluster.done("tenant show blue --json")).unwrap();
     assert_eq!(shown["addresses"], Value::Array(Vec::new()));
 }
