@@ -89,6 +89,8 @@ enum Place {
 struct Kept {
     records: Arc<Records>,
     revision: Option<u64>,
+    /// True if a view of the engine has shown this revision.
+    is_shown: bool,
 }
 
 impl Enrolments {
@@ -114,7 +116,7 @@ impl Enrolments {
             place: Place::File(path),
             kept: Mutex::new(Kept {
                 records: Arc::new(records),
-                revision: None,
+                ..Kept::default()
             }),
             ..Inner::default()
         })))
@@ -125,25 +127,9 @@ impl Enrolments {
         let _ = self.0.shared.set(Arc::clone(shared));
     }
 
-    /// Takes up the document in a view of the engine, if it is newer. Called by the engine's thread.
+    /// Takes up the document in a view of the engine. Called by the engine's thread.
     pub(crate) fn take_view(&self, view: &View) {
-        let Some(document) = view.documents.get(ENROLMENT) else {
-            return;
-        };
-        let is_known = |kept: &Kept| {
-            kept.revision
-                .is_some_and(|revision| revision >= document.revision)
-        };
-        if is_known(&locked(&self.0.kept)) {
-            return;
-        }
-        match serde_json::from_slice(&document.text) {
-            Ok(records) => self.0.set(records, Some(document.revision)),
-            Err(e) => log::error!(
-                target: "ssntp::scheduler",
-                "the engine's document {ENROLMENT} cannot be read, so nobody joins: {e}"
-            ),
-        }
+        self.0.take_view(view);
     }
 
     /// The trust, which also refuses the certificates that were revoked here.
@@ -181,13 +167,36 @@ impl Inner {
         Arc::clone(&locked(&self.kept).records)
     }
 
-    fn set(&self, records: Records, revision: Option<u64>) {
+    fn take_view(&self, view: &View) {
+        let document = view.documents.get(ENROLMENT);
+        let revision = document.map(|document| document.revision);
         let mut kept = locked(&self.kept);
-        if kept.revision.is_some() && kept.revision > revision {
+        if revision == kept.revision {
+            kept.is_shown = true;
             return;
         }
+        // It was read before this scheduler's own change. An older revision after that is that of a restored
+        // snapshot, which counts.
+        if !kept.is_shown && revision < kept.revision {
+            return;
+        }
+        drop(kept);
+        match document.map(|document| serde_json::from_slice(&document.text)) {
+            None => self.set(Records::default(), None, true),
+            Some(Ok(records)) => self.set(records, revision, true),
+            Some(Err(e)) => log::error!(
+                target: "ssntp::scheduler",
+                "the engine's document {ENROLMENT} cannot be read, so nobody joins: {e}"
+            ),
+        }
+    }
+
+    fn set(&self, mut records: Records, revision: Option<u64>, is_shown: bool) {
+        let mut kept = locked(&self.kept);
+        // Also a document that was lost or restored gives nobody a revoked certificate back.
+        records.keep_revoked(&kept.records);
         let before = std::mem::replace(&mut kept.records, Arc::new(records));
-        kept.revision = revision;
+        (kept.revision, kept.is_shown) = (revision, is_shown);
         if !before.revoked().eq(kept.records.revoked()) {
             // One message is enough for all changes.
             let _ = self.revoked.0.try_send(());
@@ -209,8 +218,13 @@ impl Inner {
                 return Ok(changed);
             }
             if let Some(revision) = self.store(&mut records, kept.revision)? {
-                self.set(records, revision);
+                self.set(records, revision, false);
                 return Ok(changed);
+            }
+            // The view with the other change may have come already, and was not taken up.
+            if let Some(shared) = self.shared.get() {
+                locked(&self.kept).is_shown = true;
+                self.take_view(&shared.view());
             }
             let waits = |now: &mut Kept| now.revision == kept.revision;
             drop(locked_again(self.is_newer.wait_timeout_while(

@@ -99,6 +99,13 @@ impl Records {
         added.filter(Option::is_none).count()
     }
 
+    /// Keeps the certificates revoked that were so before.
+    pub(super) fn keep_revoked(&mut self, before: &Self) {
+        let revoked = before.revoked.iter();
+        self.revoked
+            .extend(revoked.map(|(serial, ends)| (serial.clone(), *ends)));
+    }
+
     /// Removes what has ended at `now`, in seconds since 1970.
     pub(super) fn forget_ended(&mut self, now: u64) {
         self.tokens.retain(|_, token| token.ends > now);

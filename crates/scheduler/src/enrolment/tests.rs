@@ -4,6 +4,7 @@ use std::thread;
 use ssntp::Role;
 use ssntp_engine::{Join, Member, Membership};
 use ssntp_test_support::memory_engine::MemoryEngine;
+use ssntp_test_support::wait::wait_for;
 use uuid::Uuid;
 
 use super::*;
@@ -159,14 +160,12 @@ fn one_of_several(engine: &MemoryEngine, uuid: u128) -> (Enrolments, Membership)
         version: "1".to_owned(),
         token: 0,
     };
-    let viewed = records.clone();
-    let membership = Membership::start(
-        Box::new(engine.clone()),
-        Join { member, leads: true },
-        move |view| {
-            viewed.take_view(view);
-        },
-    );
+    let (viewed, of_all) = (records.clone(), Arc::clone(&shared));
+    let tell = move |view: &View| {
+        of_all.set_view(view);
+        viewed.take_view(view);
+    };
+    let membership = Membership::start(Box::new(engine.clone()), Join { member, leads: true }, tell);
     let membership = membership.unwrap();
     shared.set_documents(membership.documents());
     (records, membership)
@@ -215,4 +214,36 @@ fn without_an_answer_of_the_engine_a_join_is_unknown_and_the_same_key_asks_again
     engine.fail(None);
     assert_eq!(join(&records, 1, "one").unwrap().uuid, Uuid::from_u128(1));
     assert_eq!(join(&records, 2, "two"), Err(JoinRefusal::Used));
+}
+
+#[test]
+fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_stay_so() {
+    let engine = MemoryEngine::new();
+    let (records, _membership) = one_of_several(&engine, 1);
+    add(&records, token("t", 2));
+    let first = join(&records, 1, "one").unwrap();
+    let revoke = |records: &mut Records| Ok::<_, Refused>(records.revoke(first.uuid));
+    assert_eq!(records.0.change(revoke).unwrap(), 1);
+    engine.lose();
+    // The engine's thread notices the loss when it reads next.
+    let added = wait_for(|| {
+        let added: Result<(), Refused> = records.0.change(|records| {
+            records.remove_token("u");
+            records
+                .add_token(token("u", 1))
+                .map_err(|why| (EnrolmentRefusal::InvalidData, why))
+        });
+        added.map_err(|(reason, why)| format!("{reason}: {why}"))
+    });
+    assert_eq!(added, ());
+    assert!(records.0.records().revoked().eq([first.serial.as_str()]));
+    let (other, _membership) = one_of_several(&engine, 2);
+    wait_for(|| match other.0.records().revoked().count() {
+        1 => Ok(()),
+        count => Err(count),
+    });
+    assert_eq!(
+        other.0.records().tokens().map(|token| token.id.as_str()).last(),
+        Some("u")
+    );
 }
