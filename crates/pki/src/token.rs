@@ -267,7 +267,7 @@ pub enum JoinRefusal {
     /// The token has ended.
     #[error("the token has ended; a new one is needed")]
     Ended,
-    /// As many nodes have joined with the token as it is for.
+    /// The token is used up: it was for so many nodes, and all have joined.
     #[error("the token has been used; a new one is needed")]
     Used,
     /// The token is for other roles.
