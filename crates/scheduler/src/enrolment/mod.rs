@@ -39,6 +39,8 @@ const FILE: &str = "enrolment.json";
 const MAX_FILE: usize = 64 << 20;
 /// The attempts at a change that others make at the same time.
 const ATTEMPTS: usize = 8;
+/// The time limit for the turn to make a change.
+const TURN: Duration = Duration::from_secs(2);
 /// The time limit for the view of the engine to show another scheduler's change.
 const SHOWN: Duration = Duration::from_secs(2);
 /// The number of operators' commands that wait for the thread.
@@ -58,8 +60,10 @@ struct Inner {
     place: Place,
     /// Set instead of the file if this is one of several schedulers.
     shared: OnceLock<Arc<Shared>>,
-    /// Held during a change, so that this scheduler makes one at a time.
-    changing: Mutex<()>,
+    /// True during a change, so that this scheduler makes one at a time.
+    is_changing: Mutex<bool>,
+    /// Signalled when a change is over.
+    is_free: Condvar,
     kept: Mutex<Kept>,
     /// Signalled when `kept` has changed.
     is_newer: Condvar,
@@ -143,9 +147,20 @@ impl Enrolments {
     }
 }
 
+/// The turn to make a change, until it is dropped.
+struct Turn<'a>(&'a Inner);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *locked(&self.0.is_changing) = false;
+        self.0.is_free.notify_one();
+    }
+}
+
 /// A change that is not stored, or may not be.
 #[derive(Debug)]
 enum NotStored {
+    Busy,
     Refused(String),
     Unknown(String),
 }
@@ -153,6 +168,7 @@ enum NotStored {
 impl From<NotStored> for JoinRefusal {
     fn from(not: NotStored) -> Self {
         match not {
+            NotStored::Busy => Self::Busy,
             NotStored::Refused(why) => Self::Issuer(why),
             NotStored::Unknown(why) => {
                 log::warn!(target: "ssntp::scheduler", "it is not known whether a join is stored: {why}");
@@ -204,11 +220,28 @@ impl Inner {
         self.is_newer.notify_all();
     }
 
+    /// The turn to make a change. `None` if others take too long, for example because the engine is away:
+    /// nodes that join wait in slots that other clients need.
+    fn turn(&self) -> Option<Turn<'_>> {
+        let is_busy = |is_changing: &mut bool| *is_changing;
+        let waited = self
+            .is_free
+            .wait_timeout_while(locked(&self.is_changing), TURN, is_busy);
+        let (mut is_changing, end) = locked_again(waited);
+        if end.timed_out() {
+            return None;
+        }
+        *is_changing = true;
+        Some(Turn(self))
+    }
+
     fn change<T, E: From<NotStored>>(
         &self,
         mut change: impl FnMut(&mut Records) -> Result<T, E>,
     ) -> Result<T, E> {
-        let _one = locked(&self.changing);
+        let Some(_turn) = self.turn() else {
+            return Err(NotStored::Busy.into());
+        };
         for _ in 0..ATTEMPTS {
             let kept = locked(&self.kept).clone();
             let mut records = Records::clone(&kept.records);
@@ -350,6 +383,7 @@ type Refused = (EnrolmentRefusal, String);
 impl From<NotStored> for Refused {
     fn from(not: NotStored) -> Self {
         match not {
+            NotStored::Busy => (EnrolmentRefusal::Busy, "other changes take too long".to_owned()),
             NotStored::Refused(why) => (EnrolmentRefusal::NotStored, why),
             NotStored::Unknown(why) => (EnrolmentRefusal::Unknown, why),
         }

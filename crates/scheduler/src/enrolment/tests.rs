@@ -246,3 +246,13 @@ fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_st
         Some("u")
     );
 }
+
+#[test]
+fn a_join_does_not_wait_long_for_another_change_and_is_told_to_try_again() {
+    let records = Enrolments::default();
+    add(&records, token("t", 1));
+    let turn = records.0.turn().unwrap();
+    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Busy));
+    drop(turn);
+    assert!(join(&records, 1, "one").is_ok());
+}
