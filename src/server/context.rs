@@ -55,7 +55,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError`]; the frame was not queued.
     pub fn send(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.state.send(None, to, frame)
+        self.send_from(None, to, frame)
     }
 
     /// Queues the frame that carries `payload` for one client.
@@ -73,7 +73,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError`]; the frame was not queued.
     pub fn forward(&mut self, from: &SessionInfo, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.state.send(Some(from.uuid()), to, frame)
+        self.send_from(Some(from.uuid()), to, frame)
     }
 
     /// Queues a frame that came from a session for every other session with at least one of the roles.
@@ -82,7 +82,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn forward_all(&mut self, from: &SessionInfo, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        self.state.send_all(Some(from.uuid()), to, frame)
+        self.send_all(Some(from.uuid()), to, frame)
     }
 
     /// Queues a frame for every session with at least one of the roles; with [`Role::ALL`] for every
@@ -91,17 +91,17 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`], [`SendError::TooLong`].
     pub fn multicast(&mut self, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        self.state.send_all(None, to, frame)
+        self.send_all(None, to, frame)
     }
 
     /// The connected sessions.
     pub fn directory(&self) -> Directory<'_> {
-        self.state.directory()
+        self.state.delivery.directory()
     }
 
     /// The counters of the session of `uuid`, if it is connected to this server.
     pub fn counters(&self, uuid: Uuid) -> Option<SessionCounters> {
-        self.state.sessions.of(uuid).map(Session::counters)
+        self.state.delivery.sessions.of(uuid).map(Session::counters)
     }
 
     /// The number of frames that connections which are gone have lost: frames that were in the queue at
@@ -113,7 +113,12 @@ impl Context<'_> {
 
     /// Ends the session of `uuid` after its queue is sent. False if there is none.
     pub fn disconnect(&mut self, uuid: Uuid) -> bool {
-        let id = self.state.sessions.of(uuid).map(|session| session.info.id);
+        let id = self
+            .state
+            .delivery
+            .sessions
+            .of(uuid)
+            .map(|session| session.info.id);
         id.map(|id| self.state.end(id, DisconnectReason::Application, false))
             .is_some()
     }
@@ -121,7 +126,7 @@ impl Context<'_> {
     /// Begins to stop the server, as [`ServerHandle::stop`](super::ServerHandle::stop)
     /// does. Returns at once.
     pub fn stop(&mut self) {
-        self.state.sending.actions.stop();
+        self.state.delivery.sending.actions.stop();
     }
 
     /// Asks every client to leave within this time, and then stops the server, as
@@ -173,8 +178,7 @@ impl Context<'_> {
     /// [`SendError`]; the answer was not queued. [`SendError::NotConnected`] if the client that asked
     /// has gone.
     pub fn reply(&mut self, request: &Request, payload: impl Into<Bytes>) -> Result<(), SendError> {
-        self.state
-            .respond(request, Uuid::nil(), &request.reply(payload.into()))
+        self.respond(request, &request.reply(payload.into()))
     }
 
     /// As [`reply`](Self::reply), with a type of the application.
@@ -191,7 +195,25 @@ impl Context<'_> {
     /// # Errors
     /// As [`reply`](Self::reply).
     pub fn refuse(&mut self, request: &Request, why: &str) -> Result<(), SendError> {
-        self.state.respond(request, Uuid::nil(), &request.refusal(why))
+        self.respond(request, &request.refusal(why))
+    }
+}
+
+/// The way of what the application sends.
+impl Context<'_> {
+    fn send_from(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        let mut parcel = self.state.delivery.checked(frame, self.state.time.wall)?;
+        self.state.delivery.send(from, to, &mut parcel)
+    }
+
+    fn send_all(&mut self, from: Option<Uuid>, to: Role, frame: &Frame) -> Result<usize, SendError> {
+        let mut parcel = self.state.delivery.checked(frame, self.state.time.wall)?;
+        Ok(self.state.delivery.send_to_role(from, to, &mut parcel))
+    }
+
+    fn respond(&mut self, request: &Request, answer: &Frame) -> Result<(), SendError> {
+        let (delivery, wall) = (&mut self.state.delivery, self.state.time.wall);
+        delivery.respond(request, Uuid::nil(), answer, wall)
     }
 }
 
@@ -199,15 +221,15 @@ impl Context<'_> {
 impl Context<'_> {
     /// The linked servers whose sessions are known.
     pub fn servers(&self) -> impl Iterator<Item = &Arc<ServerLink>> {
-        self.state.links.servers()
+        self.state.delivery.links.servers()
     }
 
     /// The frames and bytes that wait for a session of this server; or for the link to the server of
     /// that UUID; or for the link to the server that has a session of that UUID.
     pub fn waiting(&self, uuid: Uuid) -> Option<Load> {
-        match self.state.sessions.of(uuid) {
+        match self.state.delivery.sessions.of(uuid) {
             Some(session) => Some(session.outbox.figures().waiting),
-            None => self.state.links.waiting(uuid),
+            None => self.state.delivery.links.waiting(uuid),
         }
     }
 
@@ -225,8 +247,9 @@ impl Context<'_> {
     /// [`SendError::TooLong`] if the message is longer than a payload may be.
     pub fn send_to_server(&mut self, server: Uuid, message: Bytes) -> Result<(), SendError> {
         self.state
+            .delivery
             .links
-            .tell(server, message, &mut self.state.sending.actions)
+            .tell(server, message, &mut self.state.delivery.sending.actions)
     }
 
     /// Sends a message to the application of every linked server. Returns the number of servers.
@@ -243,7 +266,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server.
     pub fn pass_to_server(&mut self, server: Uuid, from: &SessionInfo, run: &Run) -> Result<(), SendError> {
-        self.state.pass_to(server, from, &Parcel::run(run))
+        self.state.delivery.pass_to(server, from, &Parcel::run(run))
     }
 
     /// As [`pass_to_server`](Self::pass_to_server), for one frame with its trace.
@@ -256,24 +279,24 @@ impl Context<'_> {
         from: &SessionInfo,
         frame: &Frame,
     ) -> Result<(), SendError> {
-        let parcel = self.state.parcel(frame);
-        self.state.pass_to(server, from, &parcel)
+        let parcel = self.state.delivery.parcel(frame, self.state.time.wall);
+        self.state.delivery.pass_to(server, from, &parcel)
     }
 
     /// Becomes the leader with this token, or a follower with `None`. Frames that a leader's
     /// application sends to other servers carry the token. A server drops frames whose token is lower
     /// than the highest one that it knows.
     pub fn set_leader_token(&mut self, token: Option<u64>) {
-        self.state.links.lead(token);
+        self.state.delivery.links.lead(token);
     }
 
     /// Notes a token that the engine of the cluster has issued.
     pub fn note_token(&mut self, token: u64) {
-        self.state.links.note_token(token);
+        self.state.delivery.links.note_token(token);
     }
 
     /// The highest token known, from [`note_token`](Self::note_token) or from other servers.
     pub fn token(&self) -> u64 {
-        self.state.links.token()
+        self.state.delivery.links.token()
     }
 }

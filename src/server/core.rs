@@ -95,12 +95,12 @@ impl ServerCore {
 
     /// The HELLO that this server sends first on a link that it has dialled.
     pub fn hello(&self) -> Bytes {
-        self.state.links.hello()
+        self.state.delivery.links.hello()
     }
 
     /// A channel that is disconnected when the link to a server ends; `None` if there is no link.
     pub fn link_to(&self, server: Uuid) -> Option<Receiver<Infallible>> {
-        self.state.links.end_of(server)
+        self.state.delivery.links.end_of(server)
     }
 
     /// The number of frames that sessions which are gone have dropped.
@@ -142,7 +142,7 @@ impl ServerCore {
             // this server's rules or by the application.
             if core.state.must_claim(newcomer) && core.consent(newcomer).is_ok() {
                 let state = &mut core.state;
-                let (links, out) = (&mut state.links, &mut state.sending.actions);
+                let (links, out) = (&mut state.delivery.links, &mut state.delivery.sending.actions);
                 links.claim(newcomer.uuid, newcomer.certificate, verdict, now, out);
             }
         });
@@ -152,21 +152,21 @@ impl ServerCore {
     /// follow from both.
     fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
         self.state.time.now = now;
-        self.state.sending.actions.swap(actions);
+        self.state.delivery.sending.actions.swap(actions);
         self.state.beat();
         let result = act(self);
-        self.state.sending.actions.swap(actions);
+        self.state.delivery.sending.actions.swap(actions);
         result
     }
 
     /// Runs code of the application. A panic in it is caught and logged.
     fn guarded(&mut self, what: &'static str, call: impl FnOnce(&mut dyn Handler, &mut Context<'_>)) {
-        self.state.links.act(true);
+        self.state.delivery.links.act(true);
         let mut cx = Context {
             state: &mut self.state,
         };
         let panic = guard(|| call(&mut *self.handler, &mut cx));
-        self.state.links.act(false);
+        self.state.delivery.links.act(false);
         self.state.log_panic(what, panic);
     }
 
@@ -245,7 +245,7 @@ impl ServerCore {
 impl ServerCore {
     fn handle_item(&mut self, id: SessionId, item: Item) {
         // If there is no such session, an earlier item of the same batch has ended it.
-        let Some(session) = self.state.sessions.get_mut(id) else {
+        let Some(session) = self.state.delivery.sessions.get_mut(id) else {
             return;
         };
         let info = Arc::clone(&session.info);
@@ -258,7 +258,7 @@ impl ServerCore {
                 session.counters.frames_unsupported += 1;
                 debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
                 if let Some(answer) = answer_to_unsupported(*kind) {
-                    self.state.sending.answer(id, &answer, 1);
+                    self.state.delivery.sending.answer(id, &answer, 1);
                 }
                 return;
             }
@@ -267,7 +267,10 @@ impl ServerCore {
             return;
         }
         // Counted before the filter, so that the figures show attempts as well.
-        self.state.sending.count_received(kind, frames, bytes as u64);
+        self.state
+            .delivery
+            .sending
+            .count_received(kind, frames, bytes as u64);
         self.state
             .notify_watchers(&info, kind, (frames.into(), bytes as u64));
         // Before the filter, because a client needs no permission to leave.
@@ -306,7 +309,7 @@ impl ServerCore {
         let state = &mut self.state;
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
             if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
-                state.sending.answer(info.id, &answer, 1);
+                state.delivery.sending.answer(info.id, &answer, 1);
             }
             return;
         };
@@ -320,7 +323,7 @@ impl ServerCore {
         match exchange.step {
             Step::Request => self.handle_request(info, &of_sender, frame, (!to_server).then_some(peer)),
             Step::Reply | Step::Refusal if to_server => {
-                state.settle_request(info.uuid, &exchange, frame);
+                state.requests.handle_answer(info.uuid, &exchange, frame);
             }
             Step::Reply | Step::Refusal => state.pass_back(info, peer, &of_sender.readdress(frame)),
         }
@@ -339,9 +342,11 @@ impl ServerCore {
         if !state.routing.filter().allows(info.role, frame.kind()) {
             state.filter_request(info, &request, addressee.unwrap_or_default());
         } else if frame.kind() == Command::RENEW_CERTIFICATE {
-            state.renew_certificate(info, request);
+            if let Err(why) = state.requests.renew_certificate(info, &request) {
+                state.refuse(&request, Uuid::nil(), why);
+            }
         } else if let Some(addressee) = addressee {
-            if state.send_unchecked(Some(info.uuid), addressee, &asking).is_err() {
+            if state.send(Some(info.uuid), addressee, &asking).is_err() {
                 state.refuse(&request, addressee, "not_connected");
             }
         } else if state.routing.rule(frame.kind()).is_some() {
@@ -373,7 +378,7 @@ impl ServerCore {
                 .log
                 .of_session(Level::Warn, (info, "may not kick"), now, line);
             if let Some(answer) = answer_to_filtered(kind) {
-                state.sending.answer(info.id, &answer, 1);
+                state.delivery.sending.answer(info.id, &answer, 1);
             }
             return;
         }
@@ -381,7 +386,7 @@ impl ServerCore {
         let state = &mut self.state;
         let answer = match command {
             Command::LIST_SESSIONS => read(frame, |asked: &ListSessions| &asked.id)
-                .and_then(|asked| lists::sessions(&asked, &state.sessions, now))
+                .and_then(|asked| lists::sessions(&asked, &state.delivery.sessions, now))
                 .map(|page| Frame::of(&page)),
             Command::LIST_BANS => read(frame, |asked: &ListBans| &asked.id)
                 .map(|asked| Frame::of(&lists::bans(&asked, &state.admission.bans, now))),
@@ -395,7 +400,12 @@ impl ServerCore {
                 Err(why) => Err(why),
             },
             Command::WATCH => read(frame, |asked: &Watch| &asked.id)
-                .and_then(|asked| state.operators.watchers.add(info.id, asked, &state.sessions))
+                .and_then(|asked| {
+                    state
+                        .operators
+                        .watchers
+                        .add(info.id, asked, &state.delivery.sessions)
+                })
                 .map(|watched| Frame::of(&watched)),
             _ => read(frame, |asked: &Unban| &asked.id).map(|asked| {
                 let owners = (&mut state.admission.bans, &mut state.log);
@@ -440,9 +450,13 @@ impl ServerCore {
         let state = &mut self.state;
         // What the application sends now must not pause the link, which carries the frames of all
         // sessions. The session that has sent a FORWARD is paused instead.
-        state.sending.actions.set_origin(Origin::Application);
-        let (time, out) = (state.time, &mut state.sending.actions);
-        match state.links.handle(id, run, frame, &state.sessions, time, out)? {
+        state.delivery.sending.actions.set_origin(Origin::Application);
+        let (time, out) = (state.time, &mut state.delivery.sending.actions);
+        match state
+            .delivery
+            .links
+            .handle(id, run, frame, &state.delivery.sessions, time, out)?
+        {
             LinkEvent::Done => {}
             LinkEvent::Changed(linked, changes) => state.apply(linked, changes),
             LinkEvent::Forwarded(forwarded) => self.deliver_forwarded(id, forwarded),
@@ -456,8 +470,9 @@ impl ServerCore {
             } => {
                 let verdict = state.judge_claim(uuid, &certificate);
                 state
+                    .delivery
                     .links
-                    .answer_claim(id, claim, verdict, &mut state.sending.actions);
+                    .answer_claim(id, claim, verdict, &mut state.delivery.sending.actions);
             }
             LinkEvent::Ended(code, why) => {
                 state.end_link(id, code, &why);
@@ -473,11 +488,11 @@ impl ServerCore {
         let state = &mut self.state;
         let (kind, frames) = (forwarded.item.kind(), forwarded.item.frames());
         // If a receiver has no room, the flow control pauses this origin: HOLD goes to its server.
-        state.sending.actions.set_origin(forwarded.origin);
+        state.delivery.sending.actions.set_origin(forwarded.origin);
         let is_received = if !state.is_known(kind) {
             false
         } else if forwarded.to != Receivers::Application {
-            state.deliver(&forwarded) > 0
+            state.delivery.deliver(&forwarded, state.time.wall) > 0
         } else if let Some(row) = forwarded.sender {
             match forwarded.item {
                 Item::Run(run) if kind == Command::DRAIN_SERVER => {
@@ -493,7 +508,10 @@ impl ServerCore {
         } else {
             false
         };
-        self.state.links.count_forwarded(link, frames, is_received);
+        self.state
+            .delivery
+            .links
+            .count_forwarded(link, frames, is_received);
     }
 }
 
@@ -591,11 +609,11 @@ impl Core for ServerCore {
     }
 
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
-        if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
+        if let Some(session) = self.state.delivery.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
             session.silence.hear(now);
         } else {
-            self.state.links.received(id, now);
+            self.state.delivery.links.received(id, now);
         }
     }
 
@@ -621,13 +639,21 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             // All frames that are sent until this call returns may pause this session, including those
             // that the handler sends.
-            core.state.sending.actions.set_origin(Origin::Connection(id));
-            if core.state.links.contains(id) {
+            core.state
+                .delivery
+                .sending
+                .actions
+                .set_origin(Origin::Connection(id));
+            if core.state.delivery.links.contains(id) {
                 core.handle_link_item(id, item);
             } else {
                 core.handle_item(SessionId(id), item);
             }
-            core.state.sending.actions.set_origin(Origin::Application);
+            core.state
+                .delivery
+                .sending
+                .actions
+                .set_origin(Origin::Application);
         });
         (frames, rest)
     }
@@ -648,8 +674,9 @@ impl Core for ServerCore {
     fn on_remote_pause(&mut self, change: RemotePause, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             core.state
+                .delivery
                 .links
-                .pause_remote(change, &mut core.state.sending.actions);
+                .pause_remote(change, &mut core.state.delivery.sending.actions);
         });
     }
 
@@ -683,7 +710,7 @@ impl Core for ServerCore {
             self.at(now, actions, Self::deliver_notices);
         }
         // Checked here, because this is called after each end of a session.
-        if self.state.admission.is_draining() && self.state.sessions.len() == 0 {
+        if self.state.admission.is_draining() && self.state.delivery.sessions.len() == 0 {
             self.state.admission.end_drain();
             actions.push(Action::Stop);
         }
@@ -696,10 +723,10 @@ impl Core for ServerCore {
         self.state.log_panic("next_timer", panic);
         [
             self.timer,
-            self.state.sessions.next_expiry_check(),
-            self.state.sessions.next_look(),
+            self.state.delivery.sessions.next_expiry_check(),
+            self.state.delivery.sessions.next_look(),
             self.state.admission.drains_until(),
-            self.state.links.next_beat(),
+            self.state.delivery.links.next_beat(),
         ]
         .into_iter()
         .flatten()
@@ -710,7 +737,7 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             if core.state.admission.drains_until().is_some_and(|at| at <= now) {
                 core.state.admission.end_drain();
-                core.state.sending.actions.stop();
+                core.state.delivery.sending.actions.stop();
             }
             core.state.end_expired();
             core.state.end_silent();

@@ -22,7 +22,7 @@ use log::{Level, info};
 use super::environment::Environment;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
-use super::state::Renewal;
+use super::requests::Renewal;
 use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
 use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
 use ssntp_transport::{Duplex, Halves, Newcomer, drain, locked, refuse, setters, threads, wall_clock};

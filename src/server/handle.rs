@@ -178,6 +178,7 @@ impl ServerHandle {
     pub fn sessions(&self) -> Result<Vec<(SessionInfo, SessionCounters)>, CallError> {
         self.with(|cx| {
             cx.state
+                .delivery
                 .sessions
                 .iter()
                 .map(|session| ((*session.info).clone(), session.counters()))
@@ -252,7 +253,10 @@ impl ServerHandle {
             return Err(RequestError::OnDispatcher);
         }
         let deadline = deadline(limit);
-        let asked = self.with(move |cx| cx.state.ask(addressee, &frame));
+        let asked = self.with(move |cx| {
+            let (delivery, wall) = (&mut cx.state.delivery, cx.state.time.wall);
+            cx.state.requests.ask(addressee, &frame, delivery, wall)
+        });
         asked.map_err(|_| RequestError::Ended)??.wait(deadline, limit)
     }
 

@@ -59,7 +59,9 @@
 //! | `connections`, `certificates` | all connections until their threads are joined |
 //! | `routing`, `filter`, `kinds` | the tables by kind of frame: [`Rules`], [`Filter`] |
 //! | `configuration` | the cluster configuration and CONFIGURE |
+//! | `delivery` | whom a frame can reach: sessions, links, and the way out together |
 //! | `sending`, `parcel`, `actions` | the way out: frames on their way to several receivers |
+//! | `requests` | the requests of the server itself |
 //! | `operators` | the commands of operators |
 //! | `links` | links to other servers, and the sessions there: [`Federation`] |
 //! | `figures`, `counters` | [`Figures`]: sessions and counters |
@@ -81,6 +83,7 @@ mod context;
 pub(crate) mod core;
 mod counters;
 mod credentials;
+mod delivery;
 pub(crate) mod dial;
 mod directory;
 #[cfg(not(feature = "issue"))]
@@ -106,6 +109,7 @@ mod operators;
 mod own;
 mod parcel;
 mod renewal;
+mod requests;
 mod routing;
 mod sending;
 mod sessions;

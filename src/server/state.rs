@@ -19,41 +19,31 @@ use super::config::{ServerConfig, SlowConsumer};
 use super::configuration::Configuration;
 use super::connections::Connections;
 use super::counters::Counters;
-use super::directory::Directory;
+use super::delivery::Delivery;
 use super::disconnect::DisconnectReason;
 use super::environment::Environment;
 use super::error::SendError;
 use super::figures::{ClosedSession, Figures, HandshakeFigures, SessionFigures};
-use super::links::{
-    EndCode, Forwarded, LinkRequest, Links, Receivers, Remote, RosterChanges, ServerLink, verdict,
-};
+use super::links::{EndCode, LinkRequest, Remote, RosterChanges, ServerLink, verdict};
 use super::log::{AUDIT, Log, Named};
 use super::operators::{Operators, kick, lists, read_drain};
 use super::parcel::{Parcel, apart};
+use super::requests::Requests;
 use super::routing::{Decision, Routing, Rule, RuleError};
-use super::sending::Sending;
-use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::sessions::{Session, SessionId, SessionInfo};
 use super::time::Moment;
 use crate::payload::{
     DrainServer, Draining, InvalidFrameType, Kick, Kicked, OperatorRefusal, Payload, ServerEntry,
     ServerState, Servers,
 };
 use crate::proto::{
-    Connect, ErrorCode, Exchange, Frame, FrameKind, Item, PROBE, Refusal, Run, ServerHandshake,
-    answer_to_filtered,
+    Connect, ErrorCode, Frame, FrameKind, Item, PROBE, Refusal, Run, ServerHandshake, answer_to_filtered,
 };
-use crate::request::{Awaited, Outstanding, Request, RequestError};
+use crate::request::Request;
 use crate::silence::{Look, SILENT};
-use ssntp_pki::Role;
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
 use ssntp_transport::dispatch::{Drops, Origin, View};
 use ssntp_transport::{ConnectionId, Load, OutboxCounters, excerpt};
-
-/// The maximum number of requests of the server itself that wait for answers.
-const MAX_ASKING: usize = 1024;
-
-/// A request of a session for a new certificate.
-pub(super) type Renewal = (SessionInfo, Request);
 
 /// An event that has not been delivered to the application yet.
 #[derive(Debug)]
@@ -77,20 +67,16 @@ pub(super) struct State {
     pub(super) environment: Arc<Environment>,
     /// The time of the present call.
     pub(super) time: Moment,
-    pub(super) sessions: Sessions,
+    /// The sessions, the links, and the way out.
+    pub(super) delivery: Delivery,
+    pub(super) requests: Requests,
     pub(super) admission: Admission,
     pub(super) routing: Routing,
     pub(super) configuration: Configuration,
     pub(super) operators: Operators,
-    pub(super) links: Links,
-    pub(super) sending: Sending,
     pub(super) counters: Counters,
     pub(super) log: Log,
     pub(super) connections: Connections,
-    /// The requests of the server itself that wait for answers.
-    requests: Outstanding,
-    /// The way to the thread that renews certificates, if there is one.
-    renewals: Option<Sender<Renewal>>,
     slow_consumer: SlowConsumer,
     started: Instant,
     /// The events to deliver to the application, oldest first.
@@ -100,7 +86,7 @@ pub(super) struct State {
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("State")
-            .field("sessions", &self.sessions.len())
+            .field("sessions", &self.delivery.sessions.len())
             .finish_non_exhaustive()
     }
 }
@@ -119,7 +105,8 @@ impl State {
                 now,
                 wall: SystemTime::UNIX_EPOCH,
             },
-            sessions: Sessions::new(config.idle_limit, now),
+            delivery: Delivery::new(own, &config, now),
+            requests: Requests::new(Arc::clone(own), config.renewals),
             admission: Admission::new(own.uuid, config.admission, max_sessions, open),
             routing: Routing::new(config.filter, config.rules, &own.operands)?,
             configuration: Configuration::new(
@@ -128,22 +115,14 @@ impl State {
                 config.takes_configure,
             ),
             operators: Operators::new(config.operators),
-            links: Links::new(Arc::clone(own)),
-            sending: Sending::new(Arc::clone(own)),
             counters: Counters::default(),
             log: Log::default(),
             connections: Connections::default(),
-            requests: Outstanding::new(MAX_ASKING),
-            renewals: config.renewals,
             slow_consumer: config.slow_consumer,
             started: now,
             notices: Vec::new(),
             environment,
         })
-    }
-
-    pub(super) fn directory(&self) -> Directory<'_> {
-        Directory::new(&self.sessions, self.links.roster())
     }
 
     /// Logs a panic of the application, with a limit, because each frame may cause one.
@@ -170,7 +149,7 @@ impl State {
             now: view.now,
             ..self.time
         };
-        let announced = self.sessions.iter().filter(|session| session.announced);
+        let announced = self.delivery.sessions.iter().filter(|session| session.announced);
         let (certificates, most_of_certificate) = self.connections.certificates().counted();
         let mut figures = Figures {
             uuid: own.uuid,
@@ -181,13 +160,13 @@ impl State {
             sessions: announced
                 .map(|session| SessionFigures::new(session, view, time))
                 .collect(),
-            by_role: self.sessions.count_by_role(),
+            by_role: self.delivery.sessions.count_by_role(),
             standing: view.connections.saturating_sub(self.connections.links()),
             max_sessions: self.admission.max_sessions(),
             certificates,
             most_of_certificate,
             max_of_certificate: self.admission.share(),
-            links: self.links.figures(time.now),
+            links: self.delivery.links.figures(time.now),
             lost: self.connections.frames_lost(),
             dispatcher: view.dispatcher,
             queues: view.queues,
@@ -205,7 +184,7 @@ impl State {
             dropped: 0,
         };
         self.counters.show(&mut figures);
-        self.sending.show(&mut figures);
+        self.delivery.sending.show(&mut figures);
         figures
     }
 }
@@ -219,7 +198,7 @@ impl State {
         newcomer: &Newcomer<'_>,
         connections: usize,
     ) -> Result<Option<SessionId>, Refusal> {
-        let holder = self.sessions.of(newcomer.uuid);
+        let holder = self.delivery.sessions.of(newcomer.uuid);
         let certificates = self.connections.certificates();
         let counts = (
             connections.saturating_sub(self.connections.links()),
@@ -233,14 +212,14 @@ impl State {
     /// admits the newcomer.
     pub(super) fn must_claim(&self, newcomer: &Newcomer<'_>) -> bool {
         // If the UUID has a session here as well, the servers resolve that by rank, without a claim.
-        self.links.roster().get(newcomer.uuid).is_some()
+        self.delivery.links.roster().get(newcomer.uuid).is_some()
             && self.judge(newcomer, self.connections.len()) == Ok(None)
     }
 
     /// Judges a newcomer of another server, and ends this server's session if the newcomer may take
     /// it over. Returns the verdict for CLAIMED.
     pub(super) fn judge_claim(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
-        let Some(session) = self.sessions.of(uuid) else {
+        let Some(session) = self.delivery.sessions.of(uuid) else {
             return 0;
         };
         let Ok(certificate) = CertificateInfo::from_der(&CertificateDer::from(&certificate[..])) else {
@@ -288,8 +267,8 @@ impl State {
         });
         let mut session = Session::new(Arc::clone(&info), outbox, bad_traces, self.time.now);
         session.expires = peer.expires;
-        session.rank = self.links.next_rank();
-        self.sessions.insert(session, self.time);
+        session.rank = self.delivery.links.next_rank();
+        self.delivery.sessions.insert(session, self.time);
         Grant {
             info,
             answer: connected.encode().into(),
@@ -298,10 +277,12 @@ impl State {
 
     /// Begins a session whose threads run. `None` if it has ended meanwhile.
     pub(super) fn begin(&mut self, id: SessionId) -> Option<Arc<SessionInfo>> {
-        let session = self.sessions.get_mut(id)?;
+        let session = self.delivery.sessions.get_mut(id)?;
         session.announced = true;
         self.counters.admitted();
-        self.links.announce_session(session, &mut self.sending.actions);
+        self.delivery
+            .links
+            .announce_session(session, &mut self.delivery.sending.actions);
         let info = Arc::clone(&session.info);
         let line = format_args!("{info}: connected");
         self.log
@@ -313,7 +294,7 @@ impl State {
     /// Removes a session whose threads could not be started. The application does not know it, so it is not
     /// told of its end either.
     pub(super) fn remove(&mut self, id: SessionId) {
-        if let Some(session) = self.sessions.remove(id) {
+        if let Some(session) = self.delivery.sessions.remove(id) {
             self.counters.removed(&session.counters());
         }
     }
@@ -322,12 +303,12 @@ impl State {
     /// with `abort`.
     pub(super) fn end(&mut self, id: SessionId, reason: DisconnectReason, abort: bool) {
         // First, so that no frame is sent to the session by the calls below.
-        let Some(session) = self.sessions.remove(id) else {
+        let Some(session) = self.delivery.sessions.remove(id) else {
             return;
         };
         // Only this client could have answered the requests to it.
-        self.requests.cancel(Some(session.info.uuid));
-        self.sending.actions.end(id.0, abort);
+        self.requests.cancel(session.info.uuid);
+        self.delivery.sending.actions.end(id.0, abort);
         // If the application was not told of the session's beginning, it is not told of its end.
         let counters = session.counters();
         self.counters.removed(&counters);
@@ -339,7 +320,9 @@ impl State {
                 until: self.time.wall,
                 counters,
             });
-            self.links.announce_end(&session.info, &mut self.sending.actions);
+            self.delivery
+                .links
+                .announce_end(&session.info, &mut self.delivery.sending.actions);
             self.notices.push(Notice::Disconnected(session.info, reason));
         }
     }
@@ -347,19 +330,21 @@ impl State {
     /// Ends a session with ConnectionFailure, after which its client may connect again: with a valid
     /// certificate, or after its ban. Ends a link likewise. False if the session is over already.
     pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
-        if self.sessions.get(id).is_none() {
+        if self.delivery.sessions.get(id).is_none() {
             return self.end_link(id.0, EndCode::Refused, &reason.to_string());
         }
         // Before the end, after which the session has no queue.
-        self.sending.own(id, &Frame::new(ErrorCode::CONNECTION_FAILURE));
+        self.delivery
+            .sending
+            .own(id, &Frame::new(ErrorCode::CONNECTION_FAILURE));
         self.end(id, reason, false);
         true
     }
 
     /// Ends sessions whose certificates have expired.
     pub(super) fn end_expired(&mut self) {
-        for id in self.sessions.expired(self.time) {
-            if let Some(session) = self.sessions.get(id) {
+        for id in self.delivery.sessions.expired(self.time) {
+            if let Some(session) = self.delivery.sessions.get(id) {
                 let not_after = session.info.certificate().not_after_text();
                 let why = Fault::Expired { not_after }.to_string();
                 self.dismiss(id, DisconnectReason::Certificate(why));
@@ -369,9 +354,9 @@ impl State {
 
     /// Asks silent sessions for a sign of life, and ends those that have given none.
     pub(super) fn end_silent(&mut self) {
-        for (id, look) in self.sessions.silent(self.time.now) {
+        for (id, look) in self.delivery.sessions.silent(self.time.now) {
             if look == Look::Ask {
-                self.sending.own(id, &Frame::new(PROBE));
+                self.delivery.sending.own(id, &Frame::new(PROBE));
             } else {
                 // Without sending its queue, because the client does not read it.
                 self.end(id, DisconnectReason::Lost(SILENT.into()), true);
@@ -383,9 +368,9 @@ impl State {
     /// and links.
     pub(super) fn begin_generation(&mut self, generation: u64) -> Vec<(KeptCertificate, SessionId)> {
         self.admission.set_generation(generation);
-        let sessions = self.sessions.iter();
+        let sessions = self.delivery.sessions.iter();
         let sessions = sessions.map(|session| (session.info.certificate.clone(), session.info.id));
-        let links = self.links.certificates();
+        let links = self.delivery.links.certificates();
         let links = links.map(|(certificate, id)| (certificate.clone(), id.into()));
         sessions.chain(links).collect()
     }
@@ -400,18 +385,18 @@ impl State {
         let draining = Frame::of(&Draining {
             within_s: within.as_secs(),
         });
-        for id in self.sessions.ids() {
-            self.sending.own(id, &draining);
+        for id in self.delivery.sessions.ids() {
+            self.delivery.sending.own(id, &draining);
         }
     }
 
     /// Ends all links and sessions, and admits no newcomers from now on.
     pub(super) fn stop(&mut self) {
         self.admission.close();
-        for id in self.links.ids() {
+        for id in self.delivery.links.ids() {
             self.end_link(id, EndCode::Closing, "the server stops");
         }
-        for id in self.sessions.ids() {
+        for id in self.delivery.sessions.ids() {
             self.end(id, DisconnectReason::Stopped, false);
         }
     }
@@ -428,7 +413,7 @@ impl State {
     /// Applies the policy for slow consumers to a session whose queue is full, if no sender can be held.
     /// `newest` is the item that found no room.
     pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
-        let Some(session) = self.sessions.get(id) else {
+        let Some(session) = self.delivery.sessions.get(id) else {
             self.counters.dropped(newest.frames);
             return Drops::Newest;
         };
@@ -466,13 +451,11 @@ impl State {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let parcel = Parcel::of(item, &self.environment.own, self.time.wall);
-                let others = (&self.sessions, &self.links);
                 let sent = parcel.map_or(0, |mut parcel| {
-                    self.sending
-                        .send_to_role(Some(info.uuid), role, &mut parcel, others)
+                    self.delivery.send_to_role(Some(info.uuid), role, &mut parcel)
                 });
                 if sent == 0 {
-                    self.sending.count_unreceived(item.frames());
+                    self.delivery.sending.count_unreceived(item.frames());
                 }
             }
             Some(Rule::Function(_)) => {
@@ -490,20 +473,16 @@ impl State {
     }
 
     fn route_by_function(&mut self, info: &SessionInfo, frame: &Frame, memory: usize) {
-        let directory = Directory::new(&self.sessions, self.links.roster());
+        let directory = self.delivery.directory();
         let (decision, panic) = self.routing.decide(frame, info.uuid, &directory);
         self.log_panic("a routing function", panic);
         let Decision::Forward(receivers) = decision else {
             return;
         };
-        let mut parcel = self.parcel(&apart(frame, memory));
+        let mut parcel = self.delivery.parcel(&apart(frame, memory), self.time.wall);
         let mut count = 0;
         for uuid in receivers {
-            let others = (&self.sessions, &self.links);
-            match self
-                .sending
-                .send_to_one(Some(info.uuid), uuid, &mut parcel, others)
-            {
+            match self.delivery.send(Some(info.uuid), uuid, &mut parcel) {
                 Ok(()) => count += 1,
                 Err(e) => {
                     let kind = self.environment.own.operands.show(frame.kind());
@@ -512,7 +491,7 @@ impl State {
             }
         }
         if count == 0 {
-            self.sending.count_unreceived(1);
+            self.delivery.sending.count_unreceived(1);
         }
     }
 
@@ -527,7 +506,7 @@ impl State {
             self.log
                 .of_session(Level::Warn, (info, "CONFIGURE refused"), now, line);
             let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());
-            self.sending.answer(info.id, &refused, 1);
+            self.delivery.sending.answer(info.id, &refused, 1);
         } else {
             let line = format_args!("{info}: new cluster configuration of {} bytes", payload.len());
             self.log
@@ -536,46 +515,10 @@ impl State {
         verdict.is_ok()
     }
 
-    pub(super) fn parcel(&self, frame: &Frame) -> Parcel {
-        self.sending.parcel(frame, self.time.wall)
-    }
-
-    /// Sends a frame of the application to one session. `from` as of [`send_parcel`](Self::send_parcel).
-    pub(super) fn send(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.sending.check(frame)?;
-        self.send_unchecked(from, to, frame)
-    }
-
-    /// As [`send`](Self::send), without the checks of kind and length, so that it also sends requests
-    /// and answers.
-    pub(super) fn send_unchecked(
-        &mut self,
-        from: Option<Uuid>,
-        to: Uuid,
-        frame: &Frame,
-    ) -> Result<(), SendError> {
-        let mut parcel = self.parcel(frame);
-        let others = (&self.sessions, &self.links);
-        self.sending.send_to_one(from, to, &mut parcel, others)
-    }
-
-    /// Sends a frame to every session with a role, except to `from`. Returns the number of sessions.
-    pub(super) fn send_all(
-        &mut self,
-        from: Option<Uuid>,
-        to: Role,
-        frame: &Frame,
-    ) -> Result<usize, SendError> {
-        self.sending.check(frame)?;
-        let mut parcel = self.parcel(frame);
-        let others = (&self.sessions, &self.links);
-        Ok(self.sending.send_to_role(from, to, &mut parcel, others))
-    }
-
     /// Counts frames of a session that the role filter has discarded, and answers each of them if the
     /// filter's action is Reject.
     pub(super) fn filtered(&mut self, id: SessionId, kind: FrameKind, frames: u32) {
-        let Some(session) = self.sessions.get_mut(id) else {
+        let Some(session) = self.delivery.sessions.get_mut(id) else {
             return;
         };
         session.counters.frames_filtered += u64::from(frames);
@@ -587,18 +530,17 @@ impl State {
         if self.routing.filter().rejects()
             && let Some(answer) = answer_to_filtered(kind)
         {
-            self.sending.answer(id, &answer, frames);
+            self.delivery.sending.answer(id, &answer, frames);
         }
     }
 }
 
-/// Requests and their answers. A server keeps no state for requests that it forwards: the client that asks
-/// chooses the number, and the server replaces the UUID in the frame with that of the sender.
+/// Requests and their answers.
 impl State {
     /// Refuses a request that the role filter does not allow. Such a refusal needs an answer that names
     /// the request.
     pub(super) fn filter_request(&mut self, info: &SessionInfo, request: &Request, addressee: Uuid) {
-        if let Some(session) = self.sessions.get_mut(info.id) {
+        if let Some(session) = self.delivery.sessions.get_mut(info.id) {
             session.counters.frames_filtered += 1;
         }
         if self.routing.filter().rejects() {
@@ -606,91 +548,42 @@ impl State {
         }
     }
 
-    /// Hands a request for a new certificate to the thread that renews certificates, which answers it.
-    pub(super) fn renew_certificate(&mut self, info: &SessionInfo, request: Request) {
-        // Copied, because the request may wait, and its payload is a slice of a receive buffer.
-        let asked = (info.clone(), request.clone().copied());
-        let why = match &self.renewals {
-            None => "this server renews no certificates",
-            Some(renewals) if renewals.try_send(asked).is_ok() => return,
-            Some(_) => "queue_full",
-        };
-        self.refuse(&request, Uuid::nil(), why);
-    }
-
     /// Forwards a request by the rule for its kind.
     pub(super) fn request_by_rule(&mut self, info: &SessionInfo, request: &Request, asking: &Frame) {
         // A rule does not report its receivers. If no action was added, the request has no receiver
         // that could answer.
-        let before = self.sending.actions.len();
+        let before = self.delivery.sending.actions.len();
         self.route(info, &Item::from(asking));
-        if before == self.sending.actions.len() {
+        if before == self.delivery.sending.actions.len() {
             self.refuse(request, Uuid::nil(), "not_connected");
         }
-    }
-
-    /// Handles an answer to a request of the server itself.
-    pub(super) fn settle_request(&mut self, from: Uuid, exchange: &Exchange, frame: &Frame) {
-        self.requests.settle(from, exchange, frame);
     }
 
     /// Sends an answer to the client that asked, if that client may send such requests. Otherwise
     /// answers would be a way around the filter.
     pub(super) fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
-        let Some(role) = self.directory().session(asker).map(SessionInfo::role) else {
+        let Some(role) = self.delivery.directory().session(asker).map(SessionInfo::role) else {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {asker} has gone");
             return;
         };
         if !self.routing.filter().allows(role, answer.kind()) {
-            if let Some(session) = self.sessions.get_mut(info.id) {
+            if let Some(session) = self.delivery.sessions.get_mut(info.id) {
                 session.counters.frames_filtered += 1;
             }
-        } else if let Err(e) = self.send_unchecked(Some(info.uuid), asker, answer) {
+        } else if let Err(e) = self.send(Some(info.uuid), asker, answer) {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {e}");
         }
     }
 
+    /// Sends a frame of a client or of the server to one session.
+    pub(super) fn send(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        let mut parcel = self.delivery.parcel(frame, self.time.wall);
+        self.delivery.send(from, to, &mut parcel)
+    }
+
     /// Sends a refusal in the name of the addressee `addressee`; nil for the server itself.
     pub(super) fn refuse(&mut self, request: &Request, addressee: Uuid, why: &str) {
-        if let Err(e) = self.respond(request, addressee, &request.refusal(why)) {
-            debug!(target: "ssntp::server", "a refusal is dropped: {e}");
-        }
-    }
-
-    /// Sends an answer to the client that asked, in the name of `addressee`; nil for the server itself.
-    pub(super) fn respond(
-        &mut self,
-        request: &Request,
-        addressee: Uuid,
-        answer: &Frame,
-    ) -> Result<(), SendError> {
-        let own = &self.environment.own;
-        let peer = if addressee.is_nil() { own.uuid } else { addressee };
-        let addressed = Exchange::read(answer.payload_bytes()).map(|exchange| Exchange { peer, ..exchange });
-        let answer = addressed.map_or_else(|| answer.clone(), |exchange| exchange.readdress(answer));
-        own.check_length(answer.payload_bytes().len())?;
-        self.send_unchecked(None, request.from(), &answer)
-    }
-
-    /// Sends a request of the server itself.
-    pub(super) fn ask(&mut self, addressee: Uuid, frame: &Frame) -> Result<Awaited, RequestError> {
-        let own = Arc::clone(&self.environment.own);
-        if !own.operands.is_request(frame.kind()) {
-            return Err(RequestError::Kind(frame.kind()));
-        }
-        // An answer to a server goes no further than to the server of the client that sends it.
-        if self.sessions.of(addressee).is_none() {
-            return Err(RequestError::NotConnected);
-        }
-        let (asking, awaited) = self.requests.ask(addressee, own.uuid, frame)?;
-        let sent = own
-            .check_length(asking.payload_bytes().len())
-            .and_then(|()| self.send_unchecked(None, addressee, &asking));
-        match sent {
-            Ok(()) => Ok(awaited),
-            Err(SendError::TooLong { len, limit }) => Err(RequestError::TooLong { len, limit }),
-            Err(_) => Err(RequestError::NotConnected),
-        }
+        self.delivery.refuse(request, addressee, why, self.time.wall);
     }
 }
 
@@ -698,16 +591,19 @@ impl State {
 impl State {
     /// Reports received frames to the operators that watch.
     pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, load: (u64, u64)) {
-        let reports = self.operators.watchers.reports(from, kind, load, &self.sessions);
+        let reports = self
+            .operators
+            .watchers
+            .reports(from, kind, load, &self.delivery.sessions);
         if reports.is_empty() {
             return;
         }
         // A report must not hold the sender of the frames.
-        let origin = self.sending.actions.set_origin(Origin::Application);
+        let origin = self.delivery.sending.actions.set_origin(Origin::Application);
         for (operator, report) in reports {
-            self.sending.own(operator, &Frame::of(&report));
+            self.delivery.sending.own(operator, &Frame::of(&report));
         }
-        self.sending.actions.set_origin(origin);
+        self.delivery.sending.actions.set_origin(origin);
     }
 
     /// Sends the answer to a command of the kind `asked` to an operator, who may be connected to another
@@ -728,17 +624,18 @@ impl State {
             Frame::of(&InvalidFrameType::new(asked, reason.into()))
         });
         if to.server == own.uuid {
-            return self.sending.answer(to.id, &answer, 1);
+            return self.delivery.sending.answer(to.id, &answer, 1);
         }
-        let parcel = self.parcel(&answer);
+        let parcel = self.delivery.parcel(&answer, self.time.wall);
         // If the link is gone, the operator's session is gone as well.
         let _ = self
+            .delivery
             .links
-            .send_to(to.uuid, None, &parcel, &mut self.sending.actions);
+            .send_to(to.uuid, None, &parcel, &mut self.delivery.sending.actions);
     }
 
     pub(super) fn kick(&mut self, by: &SessionInfo, asked: &Kick) -> Kicked {
-        let session = asked.uuid.uuid().and_then(|uuid| self.sessions.of(uuid));
+        let session = asked.uuid.uuid().and_then(|uuid| self.delivery.sessions.of(uuid));
         let session = session.map(|session| Arc::clone(&session.info));
         let owners = (&mut self.admission.bans, &mut self.log);
         let kicked = kick(asked, by, session.as_deref(), owners, self.time.now);
@@ -750,10 +647,10 @@ impl State {
 
     /// This server, the linked servers, and the peers without a link.
     pub(super) fn servers(&self) -> Servers {
-        let links = self.links.figures(self.time.now);
+        let links = self.delivery.links.figures(self.time.now);
         let mut servers = lists::servers(self.own_entry(), &links, self.environment.peers.list());
-        servers.token = self.links.token();
-        if self.links.leads() {
+        servers.token = self.delivery.links.token();
+        if self.delivery.links.leads() {
             servers.leader = self.environment.own.uuid.into();
         }
         servers
@@ -773,7 +670,7 @@ impl State {
                 ServerState::Own
             },
             age_s: age.as_secs(),
-            sessions: self.sessions.len() as u64,
+            sessions: self.delivery.sessions.len() as u64,
             ..ServerEntry::default()
         }
     }
@@ -795,7 +692,7 @@ impl State {
             if uuid == own {
                 return Ok(true);
             }
-            let passed = pass.map(|frame| self.pass_to(uuid, by, &Parcel::run(&Run::of(frame))));
+            let passed = pass.map(|frame| self.delivery.pass_to(uuid, by, &Parcel::run(&Run::of(frame))));
             passed.and_then(Result::ok).map(|()| false).ok_or_else(|| {
                 let text = format!("there is no link to a server {uuid}; connect to it to drain it");
                 (OperatorRefusal::NotConnected, text)
@@ -840,26 +737,30 @@ impl State {
         if !self.admission.is_open() {
             return Err(Refusal::Busy("the server is shutting down"));
         }
-        if let Some(old) = self.links.judge(&request, &peer.certificate)? {
+        if let Some(old) = self.delivery.links.judge(&request, &peer.certificate)? {
             self.end_link(old, EndCode::Duplicate, "a newer link takes its place");
         }
         let certificate = self
             .connections
             .add(id, &peer.certificate, peer.intermediates, outbox.clone());
         let proof = (certificate, peer.expires);
-        let (server, info) = self
-            .links
-            .add(id, request, proof, (peer.address, outbox), self.time.now);
+        let (server, info) =
+            self.delivery
+                .links
+                .add(id, request, proof, (peer.address, outbox), self.time.now);
         self.connections.set_link(id, server);
         Ok(Grant {
             info: Arc::new(info),
-            answer: self.links.hello(),
+            answer: self.delivery.links.hello(),
         })
     }
 
     /// Begins a link whose threads run. False if the connection is not a link.
     pub(super) fn begin_link(&mut self, id: ConnectionId) -> bool {
-        let link = self.links.begin(id, &self.sessions, &mut self.sending.actions);
+        let link = self
+            .delivery
+            .links
+            .begin(id, &self.delivery.sessions, &mut self.delivery.sending.actions);
         if let Some(server) = link {
             info!(target: "ssntp::server", "{server}: link begins");
         }
@@ -872,7 +773,11 @@ impl State {
     pub(super) fn end_link(&mut self, id: ConnectionId, code: EndCode, why: &str) -> bool {
         let is_open = self.admission.is_open();
         let abort = code == EndCode::Closing && is_open;
-        let Some(link) = self.links.end(id, code, why, abort, &mut self.sending.actions) else {
+        let Some(link) = self
+            .delivery
+            .links
+            .end(id, code, why, abort, &mut self.delivery.sending.actions)
+        else {
             return false;
         };
         let server = link.server;
@@ -891,7 +796,11 @@ impl State {
 
     /// Sends the heartbeats of links that are due.
     pub(super) fn beat(&mut self) {
-        for (id, code, why) in self.links.beat(self.time, &mut self.sending.actions) {
+        for (id, code, why) in self
+            .delivery
+            .links
+            .beat(self.time, &mut self.delivery.sending.actions)
+        {
             self.end_link(id, code, why);
         }
     }
@@ -903,8 +812,8 @@ impl State {
         let removed = changes.removed.into_iter().map(Notice::RemoteDisconnected);
         self.notices.extend(removed);
         for row in changes.connected {
-            self.links.note_rank(&row);
-            if let Some(own) = self.sessions.of(row.info.uuid)
+            self.delivery.links.note_rank(&row);
+            if let Some(own) = self.delivery.sessions.of(row.info.uuid)
                 && (row.rank, row.info.server) > (own.rank, self.environment.own.uuid)
             {
                 self.end(own.info.id, DisconnectReason::Replaced, true);
@@ -918,38 +827,5 @@ impl State {
     pub(super) fn is_known(&self, kind: FrameKind) -> bool {
         let operands = &self.environment.own.operands;
         operands.may_be_sent(kind) || operands.is_request(kind)
-    }
-
-    /// Sends frames from another server to their receivers among this server's sessions. Returns the number
-    /// of receivers.
-    pub(super) fn deliver(&mut self, forwarded: &Forwarded) -> usize {
-        let own = &self.environment.own;
-        let Some(mut parcel) = Parcel::of(&forwarded.item, own, self.time.wall) else {
-            return 0;
-        };
-        match &forwarded.to {
-            Receivers::Sessions(uuids) => {
-                let sent = uuids
-                    .iter()
-                    .filter(|uuid| self.sending.here(**uuid, &mut parcel, &self.sessions));
-                sent.count()
-            }
-            Receivers::Role(role) => {
-                self.sending
-                    .send_to_role_here(Some(forwarded.from), *role, &mut parcel, &self.sessions)
-            }
-            Receivers::Application => 0,
-        }
-    }
-
-    /// Sends frames of a session of this server to the application of another server.
-    pub(super) fn pass_to(
-        &mut self,
-        server: Uuid,
-        from: &SessionInfo,
-        parcel: &Parcel,
-    ) -> Result<(), SendError> {
-        self.links
-            .send_to_application(server, from.uuid, parcel, &mut self.sending.actions)
     }
 }

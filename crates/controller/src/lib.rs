@@ -29,7 +29,9 @@ pub mod reconcile;
 mod source;
 pub mod store;
 
-pub use self::daemon::{Config, Daemon, Handle, Health, Outcome, Snapshot, StartError, UserRequest};
+pub use self::daemon::{
+    Config, Handle, Health, Outcome, RunningController, Snapshot, StartError, UserRequest,
+};
 pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State, check_start};
 pub use self::page::params::encode;
 pub use self::reconcile::{Applied, Changed, Difference, Refused, RolloutOrder, Status};

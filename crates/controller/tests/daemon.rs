@@ -22,7 +22,7 @@ use ssntp::transport::memory::MemoryListener;
 use ssntp_controller::model::{InstanceState as Kept, RolloutState};
 use ssntp_controller::store::StoreError;
 use ssntp_controller::{
-    Config, Daemon, Handle, Limits, Query, Refused, RolloutOrder, Snapshot, Spec, UserRequest,
+    Config, Handle, Limits, Query, Refused, RolloutOrder, RunningController, Snapshot, Spec, UserRequest,
 };
 use ssntp_payload::{
     CommandSubject, InstanceDeleted, InstanceState, InstanceStats, NodeStatus, Ready, StartPayload, Stats,
@@ -34,11 +34,11 @@ use uuid::Uuid;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn daemon(listener: &MemoryListener, store: &Path) -> Daemon {
+fn daemon(listener: &MemoryListener, store: &Path) -> RunningController {
     let client = ClientConfig::new(identity(Role::CONTROLLER), trust()).connect_in_memory(listener);
     let limits = Limits::default();
     let store = store.to_owned();
-    Daemon::start(Config {
+    RunningController::start(Config {
         client,
         store,
         limits,

@@ -22,7 +22,7 @@ const WRITING: Duration = Duration::from_secs(5);
 
 /// What the thread is asked to do, with the receiver of the result.
 #[derive(Debug)]
-enum Order {
+enum ThreadRequest {
     /// To read the shared state.
     Wake,
     /// To write a document on a condition.
@@ -31,8 +31,8 @@ enum Order {
     Lead(String, Vec<u8>, Sender<Result<u64, EngineError>>),
 }
 
-/// The state that the thread shares with the handles. The thread reads it after each order, so the other
-/// orders need no room in the queue.
+/// The state that the thread shares with the handles. The thread reads it after each request, so the other
+/// requests need no room in the queue.
 #[derive(Debug, Default)]
 struct Shared {
     /// The highest token that was received elsewhere.
@@ -74,7 +74,7 @@ impl Membership {
                 return Err(why.clone());
             }
         }
-        let (orders, received) = bounded(WAITING);
+        let (requests, received) = bounded(WAITING);
         let shared = Arc::new(Shared::default());
         locked(&shared.view).clone_from(machine.view());
         changed(machine.view());
@@ -83,7 +83,7 @@ impl Membership {
         let thread = threads::joined("ssntp-engine", body);
         let thread = thread.map_err(|e| EngineError::Refused(format!("no thread: {e}")))?;
         Ok(Self {
-            documents: Documents { orders, shared },
+            documents: Documents { requests, shared },
             _thread: thread,
         })
     }
@@ -106,7 +106,7 @@ impl Membership {
 /// [`write`](Self::write) blocks, so a dispatcher must not call it. The other calls do not block.
 #[derive(Clone, Debug)]
 pub struct Documents {
-    orders: Sender<Order>,
+    requests: Sender<ThreadRequest>,
     shared: Arc<Shared>,
 }
 
@@ -126,8 +126,8 @@ impl Documents {
 
     /// Makes the thread read the shared state.
     fn wake(&self) {
-        // If the queue is full, the thread reads the state after one of the queued orders.
-        let _ = self.orders.try_send(Order::Wake);
+        // If the queue is full, the thread reads the state after one of the queued requests.
+        let _ = self.requests.try_send(ThreadRequest::Wake);
     }
 
     /// Writes a document, and returns its new revision. Blocks until the engine has answered, for at
@@ -143,7 +143,7 @@ impl Documents {
             lease: None,
             when,
         };
-        self.ask(|reply| Order::Write(request, reply))
+        self.ask(|reply| ThreadRequest::Write(request, reply))
     }
 
     /// Writes a document as the leader, whatever the engine has there: only the leader writes it. It is
@@ -154,11 +154,14 @@ impl Documents {
     /// the document all the time; else the error of the engine. After an
     /// [unknown](EngineError::is_unknown) outcome the document may or may not be written.
     pub fn write_as_leader(&self, name: &str, text: &[u8]) -> Result<(), EngineError> {
-        let order = |reply| Order::Lead(name.to_owned(), text.to_vec(), reply);
-        self.ask(order).map(drop)
+        let request = |reply| ThreadRequest::Lead(name.to_owned(), text.to_vec(), reply);
+        self.ask(request).map(drop)
     }
 
-    fn ask(&self, order: impl FnOnce(Sender<Result<u64, EngineError>>) -> Order) -> Result<u64, EngineError> {
+    fn ask(
+        &self,
+        request: impl FnOnce(Sender<Result<u64, EngineError>>) -> ThreadRequest,
+    ) -> Result<u64, EngineError> {
         let (reply, answer) = bounded(1);
         let why = |has_ended| {
             if has_ended {
@@ -169,8 +172,8 @@ impl Documents {
         };
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(WRITING);
-        let sent = self.orders.send_deadline(order(reply), end);
-        // The thread does not have the order, so it is not carried out.
+        let sent = self.requests.send_deadline(request(reply), end);
+        // The thread does not have the request, so it is not carried out.
         sent.map_err(|e| EngineError::Refused(why(matches!(e, SendTimeoutError::Disconnected(_)))))?;
         let answer = answer.recv_deadline(end);
         answer.map_err(|e| EngineError::Away(why(e == RecvTimeoutError::Disconnected)))?
@@ -187,7 +190,7 @@ impl Drop for Membership {
 fn serve(
     mut machine: Machine,
     mut engine: Box<dyn Engine>,
-    orders: &Receiver<Order>,
+    requests: &Receiver<ThreadRequest>,
     shared: &Shared,
     mut changed: impl FnMut(&View),
 ) {
@@ -202,15 +205,17 @@ fn serve(
             published.clone_from(machine.view());
             publish(&published);
         }
-        let order = orders.recv_deadline(at);
+        let request = requests.recv_deadline(at);
         // Documents that wait are not written, so that leaving takes no longer with many of them.
         if shared.leaves.load(Ordering::Acquire) {
             break;
         }
-        let written = match order {
-            Ok(Order::Write(request, reply)) => Some((reply, write(&mut *engine, &request))),
-            Ok(Order::Lead(name, text, reply)) => Some((reply, lead(&machine, &mut *engine, &name, &text))),
-            Ok(Order::Wake) | Err(_) => None,
+        let written = match request {
+            Ok(ThreadRequest::Write(request, reply)) => Some((reply, write(&mut *engine, &request))),
+            Ok(ThreadRequest::Lead(name, text, reply)) => {
+                Some((reply, lead(&machine, &mut *engine, &name, &text)))
+            }
+            Ok(ThreadRequest::Wake) | Err(_) => None,
         };
         if let Some((reply, result)) = written {
             let _ = reply.send(result);
@@ -500,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_need_no_room_and_documents_that_wait_are_not_written_when_the_process_leaves() {
+    fn requests_need_no_room_and_documents_that_wait_are_not_written_when_the_process_leaves() {
         let engine = MemoryEngine::new();
         let (entered, is_held) = bounded(WAITING);
         let (hold, held) = bounded::<()>(0);
@@ -520,7 +525,7 @@ mod tests {
         let first = write("first");
         is_held.recv().unwrap();
         writers.extend((0..WAITING).map(|_| write("later")));
-        while !documents.orders.is_full() {
+        while !documents.requests.is_full() {
             std::thread::yield_now();
         }
         documents.saw(u64::MAX);

@@ -22,7 +22,7 @@ use super::pause::Pause;
 use super::peers::Peers;
 use super::shared::{CONFIGURATION, Shared, TENANTS};
 use super::tenants::TenantTable;
-use super::term::{Term, Turn, is_linked, own_controllers};
+use super::term::{Term, TermChange, is_linked, own_controllers};
 use ssntp::Role;
 use ssntp::payload::Servers;
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Run, Status};
@@ -337,10 +337,10 @@ impl Scheduler {
     /// Takes up a new view of the engine or the end of the lease: this scheduler may begin to lead,
     /// or cease to. Every callback of the server begins with this call.
     fn follow_engine(&mut self, cx: &mut Context<'_>) {
-        let Some(turn) = self.term.as_mut().and_then(|term| term.take_turn(cx)) else {
+        let Some(change) = self.term.as_mut().and_then(|term| term.take_change(cx)) else {
             return;
         };
-        let Turn { view, ends, begins } = turn;
+        let TermChange { view, ends, begins } = change;
         if view.leader.is_some_and(|leader| leader.uuid != cx.uuid()) {
             self.tenants.forget_freed();
         }

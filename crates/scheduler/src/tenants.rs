@@ -48,7 +48,7 @@ const TENANT_LEN: usize = 240;
 const ADDRESS_LEN: usize = 64;
 
 /// Why a Tenant is refused: the reason and its text.
-type Refused = (Refusal, String);
+type TenantRefused = (Refusal, String);
 /// An answer and its receiver.
 type Pending = (SessionInfo, Answer);
 
@@ -156,7 +156,7 @@ impl TenantTable {
     }
 
     /// Carries out a Tenant. Returns the answer, and true if the table has changed.
-    fn change(&mut self, asked: &Tenant) -> Result<(Answer, bool), Refused> {
+    fn change(&mut self, asked: &Tenant) -> Result<(Answer, bool), TenantRefused> {
         let mut answer = Answer {
             id: asked.id.clone(),
             ..Answer::default()
@@ -210,12 +210,12 @@ impl TenantTable {
         Ok((answer, changes))
     }
 
-    fn find(&self, name: &str) -> Result<&Record, Refused> {
+    fn find(&self, name: &str) -> Result<&Record, TenantRefused> {
         let none = || (Refusal::NoTenant, format!("there is no tenant {name:?}"));
         self.table.tenants.get(name).ok_or_else(none)
     }
 
-    fn add(&mut self, name: &str, entry: &TenantEntry) -> Result<bool, Refused> {
+    fn add(&mut self, name: &str, entry: &TenantEntry) -> Result<bool, TenantRefused> {
         let invalid = |why: String| (Refusal::InvalidData, why);
         check_name(name).map_err(|why| invalid(format!("{name:?}: {why}")))?;
         let uuid = |what: &str, id: &Id| {
@@ -292,7 +292,7 @@ impl TenantTable {
     }
 
     /// Checks that the file has room for this number of bytes.
-    fn check_room(&self, bytes: usize) -> Result<(), Refused> {
+    fn check_room(&self, bytes: usize) -> Result<(), TenantRefused> {
         let len = |(name, record): (&String, &Record)| {
             name.len() + TENANT_LEN + ADDRESS_LEN * record.addresses.len()
         };
@@ -307,13 +307,13 @@ impl TenantTable {
         }
     }
 
-    fn free_key(&self) -> Result<u32, Refused> {
+    fn free_key(&self) -> Result<u32, TenantRefused> {
         let keys: BTreeSet<_> = self.table.tenants.values().map(|record| record.key).collect();
         let free = (1..=MAX_KEY).find(|key| !keys.contains(key));
         free.ok_or_else(|| (Refusal::AtLimit, "there is no free key".to_owned()))
     }
 
-    fn lease(&mut self, asked: &Tenant) -> Result<bool, Refused> {
+    fn lease(&mut self, asked: &Tenant) -> Result<bool, TenantRefused> {
         let invalid = |why: String| (Refusal::InvalidData, why);
         let instance = &asked.instance_uuid;
         let instance = instance
@@ -364,7 +364,7 @@ impl TenantTable {
         Ok(true)
     }
 
-    fn release_of(&mut self, asked: &Tenant) -> Result<bool, Refused> {
+    fn release_of(&mut self, asked: &Tenant) -> Result<bool, TenantRefused> {
         self.find(&asked.name)?;
         let instance = asked.instance_uuid.uuid();
         // A Release must not free an address of another tenant.
@@ -556,7 +556,7 @@ impl Drop for TenantTable {
     }
 }
 
-fn refused(asked: &Tenant, (reason, detail): Refused) -> Answer {
+fn refused(asked: &Tenant, (reason, detail): TenantRefused) -> Answer {
     Answer {
         id: asked.id.clone(),
         reason,

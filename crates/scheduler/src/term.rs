@@ -62,7 +62,7 @@ pub(super) struct Term {
 
 /// A new view of the engine, or the end of the lease.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct TermChange {
     pub(super) view: View,
     /// True if a term of this scheduler is over.
     pub(super) ends: bool,
@@ -131,7 +131,7 @@ impl Term {
     }
 
     /// Takes a new view of the engine or the end of the lease; `None` if there is neither.
-    pub(super) fn take_turn(&mut self, cx: &mut Context<'_>) -> Option<Turn> {
+    pub(super) fn take_change(&mut self, cx: &mut Context<'_>) -> Option<TermChange> {
         let is_new = self.shared.take_new();
         let token = cx.token();
         let is_over = |acting: Acting| acting.until <= cx.now() || acting.token < token;
@@ -154,7 +154,7 @@ impl Term {
         } else {
             (self.acting.is_some(), acting)
         };
-        Some(Turn { view, ends, begins })
+        Some(TermChange { view, ends, begins })
     }
 
     /// Releases the lease, so that another scheduler can lead at once.

@@ -92,7 +92,7 @@ fn a_link_that_is_silent_for_ten_seconds_ends_with_its_holds() {
     let mut rig = Rig::new(Unlinks(Arc::clone(&told)), |config| config);
     let session = rig.connect(Role::AGENT);
     let link = begin(&mut rig);
-    assert_eq!(rig.core.state.links.token(), 5, "the token of its HELLO");
+    assert_eq!(rig.core.state.delivery.links.token(), 5, "the token of its HELLO");
     let number = session.id.0;
     let hold = Run::read(LinkFrame::Hold { number }.encode(), 1000).unwrap();
     let mut actions = Vec::new();

@@ -19,7 +19,14 @@ fn a_session_ends_when_its_certificate_expires() {
     let ended = Note::Disconnected(DisconnectReason::Certificate(reason));
     assert_eq!(received_notes.try_iter().last(), Some(ended));
     assert_eq!(rig.core.next_deadline(), None);
-    assert!(rig.core.state.sessions.get(SessionId(before.id)).is_some());
+    assert!(
+        rig.core
+            .state
+            .delivery
+            .sessions
+            .get(SessionId(before.id))
+            .is_some()
+    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::events::{Job, Settings};
 use super::instance::{Instance, Life, Next};
 use super::instances::Instances;
-use super::outbox::{Outbox, subject};
+use super::outputs::{Outputs, subject};
 use super::volumes::Volumes;
 use crate::driver::{Driver, Ended, Exit, Found};
 use crate::network::Attachment;
@@ -57,7 +57,7 @@ pub(super) fn examine(
     root: &Path,
     stored: Stored,
     now: Instant,
-    out: &mut Outbox,
+    out: &mut Outputs,
 ) -> Option<(Instance, Option<Ended>)> {
     let id = stored.instance;
     let place = store::place(root, id);
@@ -132,7 +132,7 @@ fn never_ran(
     id: Uuid,
     driver: Option<Arc<dyn Driver>>,
     start: Option<&StartPayload>,
-    out: &mut Outbox,
+    out: &mut Outputs,
 ) {
     let restart = start.is_some_and(|start| start.start.restart);
     info!("{}: instance {id} was being started, and is removed", out.node());
@@ -153,7 +153,7 @@ fn never_ran(
 }
 
 /// Makes a new record in place of a lost one, from the START and the processes that run.
-fn recover_record(settings: &Settings, instance: &mut Instance, out: &mut Outbox) {
+fn recover_record(settings: &Settings, instance: &mut Instance, out: &mut Outputs) {
     let id = instance.place.instance();
     // Any driver finds any supervisor, so the driver that takes the START comes first.
     let drivers = instance.driver.iter().chain(&settings.drivers);

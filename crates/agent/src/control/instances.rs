@@ -27,7 +27,7 @@ use uuid::Uuid;
 use super::capacity::Promised;
 use super::events::{Action, Job, LaunchJob, Origin, Settings, StreamOrder, VolumeOp};
 use super::instance::{Cause, Ending, Instance, Life, Next};
-use super::outbox::{Outbox, subject};
+use super::outputs::{Outputs, subject};
 use super::volumes::ephemeral;
 use super::{restarts, retention};
 use crate::driver::{Cancel, Driver, Ended, Exit, Health, Measurable, RunId, Usage};
@@ -164,7 +164,7 @@ impl Instances {
         id: Uuid,
         instance: Instance,
         launch: (Origin, Vec<(Uuid, bool)>),
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) {
         self.all.insert(id, instance);
         self.launch(id, launch, out);
@@ -182,7 +182,7 @@ impl Instances {
         command_id: String,
         payload: Arc<StartPayload>,
         changes: Option<Box<Restart>>,
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) {
         if let Some(instance) = self.all.get_mut(&id) {
             // The last STATS said `exited`. If the instance ends before the next STATS, STATS are sent
@@ -196,7 +196,7 @@ impl Instances {
     }
 
     /// Launches an instance again by its restart policy.
-    pub(super) fn handle_restart_due(&mut self, id: Uuid, payload: Arc<StartPayload>, out: &mut Outbox) {
+    pub(super) fn handle_restart_due(&mut self, id: Uuid, payload: Arc<StartPayload>, out: &mut Outputs) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
@@ -211,7 +211,7 @@ impl Instances {
         cause: Cause,
         payload: Arc<StartPayload>,
         changes: Option<Box<Restart>>,
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.life = Life::Launching(cause);
@@ -226,7 +226,7 @@ impl Instances {
 
     /// Gives the workers the job that launches an instance. The state of the instance is
     /// `Launching` already.
-    fn launch(&self, id: Uuid, (origin, volumes): (Origin, Vec<(Uuid, bool)>), out: &mut Outbox) {
+    fn launch(&self, id: Uuid, (origin, volumes): (Origin, Vec<(Uuid, bool)>), out: &mut Outputs) {
         let Some(instance) = self.all.get(&id) else {
             return;
         };
@@ -248,7 +248,7 @@ impl Instances {
 
     /// The restart of an instance is due, and it lacks its START or its driver. It can't be started
     /// again, so no restart is tried.
-    pub(super) fn handle_no_restart(&mut self, id: Uuid, out: &mut Outbox) {
+    pub(super) fn handle_no_restart(&mut self, id: Uuid, out: &mut Outputs) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.life = Life::Stopped(Next::Stay);
         }
@@ -256,7 +256,7 @@ impl Instances {
     }
 
     /// Schedules another try for an instance that could not be started again.
-    pub(super) fn handle_restart_refused(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outbox) {
+    pub(super) fn handle_restart_refused(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outputs) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.record.detail = excerpt(format_args!("it was not started again: {why}")).to_string();
             self.schedule_restart(now, id);
@@ -308,7 +308,7 @@ impl Instances {
         id: Uuid,
         handle: &RunId,
         began: u64,
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) {
         let Some(instance) = self.all.get_mut(&id) else {
             return;
@@ -328,7 +328,7 @@ impl Instances {
     }
 
     /// A run has this health, which may be told before its launch is over.
-    pub(super) fn handle_health(&mut self, id: Uuid, run: RunId, health: Health, out: &mut Outbox) {
+    pub(super) fn handle_health(&mut self, id: Uuid, run: RunId, health: Health, out: &mut Outputs) {
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
@@ -347,7 +347,7 @@ impl Instances {
         id: Uuid,
         error: Refused,
         is_evacuated: bool,
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) {
         let retention = self.retention();
         let Some(instance) = self.all.get_mut(&id) else {
@@ -410,7 +410,7 @@ impl Instances {
 
     /// Handles the end of an instance, which its driver has reported. Call it only for the present run
     /// ([`ends`](Self::ends)).
-    pub(super) fn handle_ended(&mut self, now: Instant, ended: Ended, out: &mut Outbox) {
+    pub(super) fn handle_ended(&mut self, now: Instant, ended: Ended, out: &mut Outputs) {
         let (id, retention) = (ended.instance, self.retention());
         let Some(instance) = self.all.get_mut(&id) else {
             return;
@@ -467,12 +467,12 @@ impl Instances {
     }
 
     /// Ends an instance, if it runs, and then takes the step `after`.
-    pub(super) fn end(&mut self, now: Instant, id: Uuid, after: RecordAfter, out: &mut Outbox) {
+    pub(super) fn end(&mut self, now: Instant, id: Uuid, after: RecordAfter, out: &mut Outputs) {
         self.end_within(now, id, after, self.settings.grace, out);
     }
 
     /// Like [`end`](Self::end), with its own grace period, after which the instance is killed.
-    fn end_within(&mut self, now: Instant, id: Uuid, after: RecordAfter, grace: Duration, out: &mut Outbox) {
+    fn end_within(&mut self, now: Instant, id: Uuid, after: RecordAfter, grace: Duration, out: &mut Outputs) {
         let retention = self.retention();
         let Some(instance) = self.all.get_mut(&id) else {
             return;
@@ -526,7 +526,7 @@ impl Instances {
     }
 
     /// Asks all instances to end, and kills those that have not ended within this time.
-    pub(super) fn handle_evacuate(&mut self, now: Instant, within: Duration, out: &mut Outbox) {
+    pub(super) fn handle_evacuate(&mut self, now: Instant, within: Duration, out: &mut Outputs) {
         let running = self.all.iter().filter(|(_, instance)| instance.can_be_stopped());
         // Collected first, because `end_within` changes the instances.
         let running: Vec<_> = running
@@ -556,7 +556,7 @@ impl Instances {
     }
 
     /// Kills the instance, because it breaks a rule of its node. Its end keeps this reason.
-    pub(super) fn handle_condemned(&mut self, id: Uuid, handle: &RunId, why: &str, out: &mut Outbox) {
+    pub(super) fn handle_condemned(&mut self, id: Uuid, handle: &RunId, why: &str, out: &mut Outputs) {
         let instance = self.all.get_mut(&id);
         // The reason is not for a later run, which may have begun meanwhile.
         let instance = instance.filter(|it| it.is_up() && it.record.handle().as_ref() == Some(handle));
@@ -569,7 +569,7 @@ impl Instances {
         }
     }
 
-    fn save(&self, id: Uuid, out: &mut Outbox) {
+    fn save(&self, id: Uuid, out: &mut Outputs) {
         if let Some(instance) = self.all.get(&id) {
             let record = instance.record();
             out.job(Job::Save { instance: id, record });
@@ -577,7 +577,7 @@ impl Instances {
     }
 
     /// The record of an instance could not be saved.
-    pub(super) fn handle_unsaved(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outbox) {
+    pub(super) fn handle_unsaved(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outputs) {
         if !self.unsaved.contains(&id) {
             self.unsaved.push_back(id);
         }
@@ -588,7 +588,7 @@ impl Instances {
     /// A measurement is done: keeps the usages, and saves the records again that could not be saved. A
     /// launch and a removal under way write or remove the record themselves, and a record that is
     /// saved after them would be an older one.
-    pub(super) fn handle_measured(&mut self, usages: Vec<(Uuid, Usage)>, out: &mut Outbox) {
+    pub(super) fn handle_measured(&mut self, usages: Vec<(Uuid, Usage)>, out: &mut Outputs) {
         for (id, usage) in usages {
             if let Some(instance) = self.all.get_mut(&id) {
                 instance.usage = usage;
@@ -635,7 +635,7 @@ impl Instances {
         }
     }
 
-    fn remove(&mut self, id: Uuid, out: &mut Outbox) {
+    fn remove(&mut self, id: Uuid, out: &mut Outputs) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.life = Life::Removing(match instance.life {
                 Life::Stopped(next) => next,
@@ -658,7 +658,7 @@ impl Instances {
         now: Instant,
         id: Uuid,
         result: Result<(), String>,
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) {
         if let Err(why) = &result {
             warn!("{}: instance {id} can't be removed: {why}", out.node());
@@ -707,7 +707,7 @@ impl Instances {
         now: Instant,
         id: Uuid,
         op: VolumeOp,
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) -> Result<(), Refused> {
         let instance = self.all.get_mut(&id).ok_or(Reason::NoInstance)?;
         // If others wait before it, `handle_volume_done` begins it.
@@ -718,7 +718,7 @@ impl Instances {
     }
 
     /// Begins the first volume command of an instance, unless it has to wait for the launch.
-    fn next_volume_op(&mut self, now: Instant, id: Uuid, out: &mut Outbox) {
+    fn next_volume_op(&mut self, now: Instant, id: Uuid, out: &mut Outputs) {
         let Some(instance) = self.all.get(&id) else {
             return;
         };
@@ -751,7 +751,7 @@ impl Instances {
         id: Uuid,
         op: VolumeOp,
         result: Result<(), Refused>,
-        out: &mut Outbox,
+        out: &mut Outputs,
     ) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.volumes.handle_done(op, result.is_ok());
@@ -774,7 +774,7 @@ impl Instances {
     }
 
     /// Kills instances whose grace period is over, and deletes those whose retention is.
-    pub(super) fn handle_tick(&mut self, now: Instant, out: &mut Outbox) {
+    pub(super) fn handle_tick(&mut self, now: Instant, out: &mut Outputs) {
         for (id, instance) in &mut self.all {
             let Life::Terminating(ending) = &mut instance.life else {
                 continue;
@@ -816,7 +816,7 @@ impl Instances {
 
 /// Sends the event that belongs to the step `after`. The event has the end of the last run,
 /// because the instance may be removed before STATS list it as ended.
-fn report_after(now: Instant, id: Uuid, after: RecordAfter, record: Record, out: &mut Outbox) {
+fn report_after(now: Instant, id: Uuid, after: RecordAfter, record: Record, out: &mut Outputs) {
     let (instance_uuid, end) = (id.into(), end_of(record));
     match after {
         RecordAfter::Nothing | RecordAfter::Keep => {}

@@ -20,7 +20,7 @@
 //! | `capacity` | the room of the node |
 //! | `reports` | the times of STATS and of measurements |
 //! | `tenants` | the tenants that concentrators know to be here |
-//! | `outbox` | the outputs, and the frames that wait for a session |
+//! | `outputs` | the outputs, and the frames that wait for a session |
 //! | `adopt` | nothing: finds the instances that a former agent left |
 //! | `admission`, `restarts`, `retention`, `stats` | nothing: rules |
 //! | `events` | nothing: the inputs and outputs |
@@ -66,7 +66,7 @@ mod capacity;
 mod events;
 mod instance;
 mod instances;
-mod outbox;
+mod outputs;
 mod reports;
 mod restarts;
 mod retention;
@@ -105,7 +105,7 @@ pub use self::events::{Action, Done, Input, Job, Settings, StreamOrder};
 pub(crate) use self::events::{LaunchJob, Origin, VolumeOp};
 use self::instance::{Cause, Instance, Life};
 use self::instances::Instances;
-use self::outbox::Outbox;
+use self::outputs::Outputs;
 use self::reports::Reports;
 use self::service::Service;
 use self::tenants::{Tenants, tenant_of, tunnel_ip};
@@ -130,7 +130,7 @@ pub struct Control {
     capacity: Capacity,
     reports: Reports,
     tenants: Tenants,
-    outbox: Outbox,
+    outputs: Outputs,
     /// The tunnels at the last measurement.
     tunnels: Vec<TunnelStats>,
 }
@@ -150,7 +150,7 @@ impl Control {
             capacity: Capacity::new(&settings, facts),
             reports: Reports::new(settings.interval, now),
             tenants: Tenants::default(),
-            outbox: Outbox::new(settings.node, now),
+            outputs: Outputs::new(settings.node, now),
             tunnels: Vec::new(),
             settings,
         }
@@ -163,9 +163,9 @@ impl Control {
             self.adopt_instance(now, stored);
         }
         if self.service.handle_adopted(node) {
-            self.outbox.job(self.service.save());
+            self.outputs.job(self.service.save());
             self.instances
-                .handle_evacuate(now, self.settings.grace, &mut self.outbox);
+                .handle_evacuate(now, self.settings.grace, &mut self.outputs);
         }
         adopt::sweep(&self.settings, &self.instances);
         adopt::restore_networks(&self.settings, &self.instances);
@@ -175,7 +175,7 @@ impl Control {
         let (id, age) = (stored.instance, stored.age);
         let settings = Arc::clone(&self.settings);
         let Some(root) = &settings.state else { return };
-        let Some((instance, ended)) = adopt::examine(&settings, root, stored, now, &mut self.outbox) else {
+        let Some((instance, ended)) = adopt::examine(&settings, root, stored, now, &mut self.outputs) else {
             return;
         };
         let after = instance.record.after;
@@ -187,7 +187,7 @@ impl Control {
         if let Some(ended) = ended {
             self.ended(now, ended);
         } else if after != RecordAfter::Nothing {
-            self.instances.end(now, id, after, &mut self.outbox);
+            self.instances.end(now, id, after, &mut self.outputs);
         } else if !is_running {
             self.instances.take_up(now, id, age);
         }
@@ -195,7 +195,7 @@ impl Control {
 
     /// Handles an input. [`take_actions`](Self::take_actions) returns the outputs.
     pub fn handle(&mut self, now: Instant, input: Input) {
-        let out = &mut self.outbox;
+        let out = &mut self.outputs;
         match input {
             Input::Connected { configuration } => self.connected(now, configuration),
             Input::Disconnected => {
@@ -207,7 +207,7 @@ impl Control {
             Input::Done(done) => self.done(now, done),
             Input::News(News::Ended(ended)) => {
                 self.ended(now, ended);
-                self.outbox.wish_stats();
+                self.outputs.wish_stats();
             }
             Input::News(News::Health {
                 instance,
@@ -238,14 +238,14 @@ impl Control {
 
     /// The outputs since the last call, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
-        self.outbox.take_actions()
+        self.outputs.take_actions()
     }
 
     /// The time at which the next [`Input::Tick`] is due.
     pub fn next_deadline(&self) -> Instant {
-        let reports = self.reports.next_deadline(self.outbox.is_connected());
+        let reports = self.reports.next_deadline(self.outputs.is_connected());
         let ends = self.instances.next_deadline(self.service.is_open());
-        let retry = self.outbox.next_deadline(self.service.has_status());
+        let retry = self.outputs.next_deadline(self.service.has_status());
         ends.into_iter().chain(retry).fold(reports, Instant::min)
     }
 
@@ -262,7 +262,7 @@ impl Control {
         }
         AgentFigures {
             client,
-            status: self.outbox.announced().and_then(|frame| frame.kind().name()),
+            status: self.outputs.announced().and_then(|frame| frame.kind().name()),
             instances,
             limits: AgentLimits {
                 instances: self.settings.max_instances,
@@ -270,10 +270,10 @@ impl Control {
             crews,
             reports,
             starts: self.instances.starts(),
-            failures: self.outbox.failures().clone(),
+            failures: self.outputs.failures().clone(),
             restarts: self.instances.restarts(),
             unsaved: self.instances.unsaved() + usize::from(self.service.is_unsaved()),
-            frames_held: self.outbox.parked(),
+            frames_held: self.outputs.parked(),
             tunnels: self.tunnels.len(),
             tunnels_down: self.tunnels.iter().filter(|t| !t.up).map(|t| t.key).collect(),
         }
@@ -292,7 +292,7 @@ impl Control {
     }
 
     fn connected(&mut self, now: Instant, configuration: Option<Bytes>) {
-        self.outbox.handle_connected();
+        self.outputs.handle_connected();
         if let Some(configuration) = configuration {
             // The configuration comes before the status, because its limits decide between
             // READY and FULL.
@@ -300,7 +300,7 @@ impl Control {
         }
         // The status comes first, because a scheduler sends STARTs to a node only after READY.
         self.announce(true);
-        self.outbox.repeat(now);
+        self.outputs.repeat(now);
         self.tenants.handle_connected();
         self.reports.handle_connected(now);
     }
@@ -312,7 +312,7 @@ impl Control {
             // the frame and not its effect.
             if frame.trace().is_some() {
                 let report = Frame::of(&TraceReport::from_frames([frame]));
-                self.outbox.report(now, report);
+                self.outputs.report(now, report);
             }
         } else if frame.kind() != Status::CONNECTED {
             debug!("{}: {} is not for agents", self.settings.node, frame.kind());
@@ -320,7 +320,7 @@ impl Control {
     }
 
     fn done(&mut self, now: Instant, done: Done) {
-        let (instances, out) = (&mut self.instances, &mut self.outbox);
+        let (instances, out) = (&mut self.instances, &mut self.outputs);
         match done {
             Done::Condemned {
                 instance,
@@ -384,15 +384,15 @@ impl Control {
             self.send_stats();
         }
         self.capacity.handle_freed(memory_mb);
-        self.instances.handle_ended(now, ended, &mut self.outbox);
+        self.instances.handle_ended(now, ended, &mut self.outputs);
     }
 
     fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {
         self.reports.handle_measured();
         self.capacity.handle_measured(facts);
-        self.instances.handle_measured(usages, &mut self.outbox);
+        self.instances.handle_measured(usages, &mut self.outputs);
         let unsaved = self.service.save_again();
-        unsaved.into_iter().for_each(|job| self.outbox.job(job));
+        unsaved.into_iter().for_each(|job| self.outputs.job(job));
         // The status comes before the STATS, as at the beginning of a session.
         if self.has_status_changed() {
             self.announce(true);
@@ -402,11 +402,11 @@ impl Control {
 
     /// Carries out everything whose time has come.
     fn tick(&mut self, now: Instant) {
-        self.instances.handle_tick(now, &mut self.outbox);
+        self.instances.handle_tick(now, &mut self.outputs);
         if self.service.is_open() {
             for id in self.instances.due_restarts(now) {
                 self.start_again(now, id);
-                self.outbox.wish_stats();
+                self.outputs.wish_stats();
             }
         }
         // MAINTENANCE is sent once the last instance has stopped.
@@ -414,7 +414,7 @@ impl Control {
         if is_empty && self.service.handle_empty() {
             self.announce(true);
             self.reach_next_state();
-            self.outbox.wish_stats();
+            self.outputs.wish_stats();
         }
         self.carry_out_wishes(now);
         let due = self.reports.handle_tick(now);
@@ -424,20 +424,20 @@ impl Control {
         if due.measurement {
             let subjects = self.instances.begin_measurement();
             let network = self.settings.network.clone();
-            self.outbox.job(Job::Measure(network, subjects));
+            self.outputs.job(Job::Measure(network, subjects));
         }
-        let retry = self.outbox.next_deadline(self.service.has_status());
+        let retry = self.outputs.next_deadline(self.service.has_status());
         if retry.is_some_and(|due| now >= due) {
-            if self.outbox.announced().is_none() {
+            if self.outputs.announced().is_none() {
                 self.announce(true);
             }
-            self.outbox.send_parked();
+            self.outputs.send_parked();
         }
     }
 
     /// Sends the status and schedules the STATS that the rooms have asked for.
     fn carry_out_wishes(&mut self, now: Instant) {
-        let (status, stats) = self.outbox.take_wishes();
+        let (status, stats) = self.outputs.take_wishes();
         if let Some(in_any_case) = status {
             self.announce(in_any_case);
         }
@@ -448,12 +448,12 @@ impl Control {
 
     fn reach_next_state(&mut self) {
         let saved = self.service.reach_next_state();
-        saved.into_iter().for_each(|job| self.outbox.job(job));
+        saved.into_iter().for_each(|job| self.outputs.job(job));
     }
 
     /// Applies a configuration. An invalid one is sent back with InvalidConfiguration.
     fn configure(&mut self, now: Instant, payload: &Bytes) {
-        let out = &mut self.outbox;
+        let out = &mut self.outputs;
         match Configure::decode_valid(payload) {
             Ok(configure) => {
                 if configure.launcher != self.launcher
@@ -487,7 +487,7 @@ impl Control {
             Command::DETACH_VOLUME => self.volume(now, frame, false),
             Command::CONFIGURE => {
                 self.configure(now, frame.payload_bytes());
-                self.outbox.wish_status(false);
+                self.outputs.wish_status(false);
                 Ok(())
             }
             _ if frame.kind().is_of_streams() => self.stream(frame),
@@ -496,7 +496,7 @@ impl Control {
                 Ok(())
             }
         };
-        let out = &mut self.outbox;
+        let out = &mut self.outputs;
         if let Err(refused) = result {
             let subject = CommandSubject::of(frame);
             let kind = frame.kind().name().unwrap_or("refused");
@@ -515,7 +515,7 @@ impl Control {
         let mut payload: StartPayload = frame.payload()?;
         store::name_own_volumes(&mut payload.start);
         let (id, start) = (payload.start.instance_uuid, &payload.start);
-        self.outbox.handle_start(id);
+        self.outputs.handle_start(id);
         let needs = Needs::of(start).map_err(|path| Refused::invalid(format!("{path} is below zero")))?;
         let volumes = volumes::asked_by(start)?;
         // Faults of the START come before the state of the node, because the START would fail on
@@ -570,7 +570,7 @@ impl Control {
         let received = Bytes::copy_from_slice(frame.payload_bytes());
         let launch = (Origin::Start(received), volumes);
         self.instances
-            .handle_start(id, instance, launch, &mut self.outbox);
+            .handle_start(id, instance, launch, &mut self.outputs);
         Ok(())
     }
 
@@ -585,7 +585,7 @@ impl Control {
         } else {
             RecordAfter::Delete
         };
-        self.instances.end(now, id, after, &mut self.outbox);
+        self.instances.end(now, id, after, &mut self.outputs);
         Ok(())
     }
 
@@ -603,7 +603,7 @@ impl Control {
         } else {
             RecordAfter::Delete
         };
-        self.instances.end(now, id, after, &mut self.outbox);
+        self.instances.end(now, id, after, &mut self.outputs);
         Ok(())
     }
 
@@ -639,8 +639,8 @@ impl Control {
         let changes = store::changes(&before.start, &payload.start).map(Box::new);
         let command_id = CommandSubject::of(frame).command_id;
         self.instances
-            .handle_restart(id, command_id, payload, changes, &mut self.outbox);
-        self.outbox.wish_stats();
+            .handle_restart(id, command_id, payload, changes, &mut self.outputs);
+        self.outputs.wish_stats();
         Ok(())
     }
 
@@ -649,7 +649,7 @@ impl Control {
         let found = self.instances.get(id);
         let parts = found.and_then(|instance| Some((instance.start.clone()?, instance.driver.clone()?)));
         let Some((start, driver)) = parts else {
-            return self.instances.handle_no_restart(id, &mut self.outbox);
+            return self.instances.handle_no_restart(id, &mut self.outputs);
         };
         // The policy may have changed since the START, because each agent reads it when it starts.
         let allowed = self.settings.policy.check(driver.name(), &start.start);
@@ -660,7 +660,7 @@ impl Control {
             Ok(()) if !self.has_room(&needs, true) => Some("the node has no room for it".into()),
             Ok(()) => None,
         };
-        let out = &mut self.outbox;
+        let out = &mut self.outputs;
         match refused {
             Some(why) => self.instances.handle_restart_refused(now, id, &why, out),
             None => self.instances.handle_restart_due(id, start, out),
@@ -670,7 +670,7 @@ impl Control {
     fn evacuate(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
         let evacuate: Evacuate = frame.payload()?;
         self.check_node(&evacuate.workload_agent_uuid)?;
-        let out = &mut self.outbox;
+        let out = &mut self.outputs;
         if self.service.is_offline() {
             out.wish_status(true);
             out.wish_stats();
@@ -692,7 +692,7 @@ impl Control {
         } else {
             // This EVACUATE is a repetition. Its sender waits for the status, so it is sent again.
             self.announce(true);
-            self.outbox.wish_stats();
+            self.outputs.wish_stats();
             self.reach_next_state();
         }
         Ok(())
@@ -700,7 +700,7 @@ impl Control {
 
     fn restore(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
         self.check_node(&frame.payload::<Restore>()?.workload_agent_uuid)?;
-        let out = &mut self.outbox;
+        let out = &mut self.outputs;
         if self.service.handle_restore() {
             if let Some(more) = out.may_log(now, "restored") {
                 info!("{}: restored{more}", out.node());
@@ -742,7 +742,7 @@ impl Control {
             return Err(Reason::InstanceFailure.into());
         }
         let op = VolumeOp { volume, attach };
-        self.instances.handle_volume(now, id, op, &mut self.outbox)
+        self.instances.handle_volume(now, id, op, &mut self.outputs)
     }
 
     /// Handles a command for a stream. Commands for a stream that has ended have no effect.
@@ -755,7 +755,7 @@ impl Control {
             }
             _ => stream_of(payload).map(|stream| Action::Stream(StreamOrder::Close(stream))),
         };
-        self.outbox.act(action.ok_or(Reason::InvalidData)?);
+        self.outputs.act(action.ok_or(Reason::InvalidData)?);
         Ok(())
     }
 
@@ -833,15 +833,15 @@ impl Control {
 
     /// Sends the status of the node if it differs from the last status, or `in_any_case`.
     fn announce(&mut self, in_any_case: bool) {
-        if self.outbox.is_connected() && self.service.has_status() {
+        if self.outputs.is_connected() && self.service.has_status() {
             let status = self.status_frame();
-            self.outbox.announce(status, in_any_case);
+            self.outputs.announce(status, in_any_case);
         }
     }
 
     /// True if the status has changed, or a figure of it by more than [`NOTABLE`].
     fn has_status_changed(&self) -> bool {
-        let Some(before) = self.outbox.announced() else {
+        let Some(before) = self.outputs.announced() else {
             return true;
         };
         if before.kind() != self.status_frame().kind() {
@@ -857,11 +857,11 @@ impl Control {
     }
 
     fn send_stats(&mut self) {
-        if self.outbox.is_connected() {
+        if self.outputs.is_connected() {
             self.reports.handle_sent();
             self.instances.handle_reported();
             let frame = stats::readable(self.stats());
-            self.outbox.act(Action::Send(frame));
+            self.outputs.act(Action::Send(frame));
         }
     }
 
@@ -878,7 +878,7 @@ impl Control {
     /// Reports tenants that were added or removed to their concentrators. Only compute nodes have
     /// tunnels to concentrators.
     fn sync_tenants(&mut self, now: Instant) {
-        if !self.outbox.is_connected() || !self.settings.role.contains(Role::AGENT) {
+        if !self.outputs.is_connected() || !self.settings.role.contains(Role::AGENT) {
             return;
         }
         let ip = match &self.settings.network {
@@ -890,7 +890,7 @@ impl Control {
             instances.filter_map(|(_, it)| tenant_of(&it.start.as_ref()?.start, self.settings.node, &ip))
         };
         for frame in self.tenants.handle_present(tenants(true), tenants(false)) {
-            self.outbox.report(now, frame);
+            self.outputs.report(now, frame);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::output::print_line;
 /// names, else the current one.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    Add(Add),
+    Add(AddContext),
     /// Make a context the current one
     Use {
         /// The name of the context
@@ -39,7 +39,7 @@ pub(crate) enum Args {
 ///
 /// It becomes the current one if there is none.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Add {
+pub(crate) struct AddContext {
     /// The context's name
     name: String,
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-fn add(args: &Add) -> Result<(), Failure> {
+fn add(args: &AddContext) -> Result<(), Failure> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if args.name.is_empty() || args.name.len() > 64 || !args.name.chars().all(is_allowed) {
         return Err(Failure::usage(format!(

@@ -63,14 +63,14 @@ pub enum StartError {
 
 /// A running controller. Dropping it ends its threads; instances continue to run.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct RunningController {
     handle: Handle,
     stop: Option<Sender<()>>,
     _thread: Joined,
     ended: Receiver<()>,
 }
 
-impl Daemon {
+impl RunningController {
     /// Opens the database, and connects to the scheduler in the background. Blocks on the disk.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for RunningController {
     fn drop(&mut self) {
         drop(self.stop.take());
         // The thread may be waiting for room in the session's queue. Closing the client ends that.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write};
-use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
+use crate::reconcile::{Labels, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
 use ssntp::payload::FrameTrace;
 use ssntp_payload::InstanceState;
@@ -44,14 +44,14 @@ fn instance(seen: &Instance) -> SeenInstance {
         is_restart_due: seen.stats.restart_due,
         health: health.state,
         health_detail: excerpt(&health.detail).to_string(),
-        mark: mark(&seen.stats.labels),
+        labels: labels(&seen.stats.labels),
     }
 }
 
-fn mark(labels: &BTreeMap<String, String>) -> Option<Mark> {
-    Some(Mark {
+fn labels(labels: &BTreeMap<String, String>) -> Option<Labels> {
+    Some(Labels {
         workload: labels.get(WORKLOAD_LABEL)?.clone(),
-        // Agents report labels that anyone with a START may have set, so a bad number is no mark.
+        // Agents report labels that anyone with a START may have set, so with a bad number these are not the labels of a workload.
         slot: labels.get(SLOT_LABEL)?.parse().ok()?,
         digest: labels.get(TEMPLATE_LABEL)?.clone(),
     })

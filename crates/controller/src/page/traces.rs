@@ -16,7 +16,7 @@ use ssntp::payload::{FrameTrace, timestamp};
 /// The newest traces that are listed.
 const LISTED: usize = 1000;
 
-struct Listed {
+struct TraceRow {
     row: Row,
     trace: FrameTrace,
     took: Option<Span>,
@@ -49,7 +49,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     let listed = rows.into_iter().filter_map(|row| {
         let trace = read(&row)?;
         let took = took(&trace);
-        Some(Listed {
+        Some(TraceRow {
             row,
             trace,
             took,
@@ -60,7 +60,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         "traces a command.</p>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("label", "Frame", "name", |one: &Listed| one.trace.label.as_str().into(),
+        Column("label", "Frame", "name", |one: &TraceRow| one.trace.label.as_str().into(),
             |one, out| {
                 let name = if one.trace.label.is_empty() { &one.trace.operand } else { &one.trace.label };
                 html!(out; "<a href='/traces/" {one.row.id} "'>" {name} "</a>");

@@ -45,7 +45,7 @@ pub struct SeenInstance {
     /// The reason why the last check failed; empty if it has passed, or none was made.
     pub health_detail: String,
     /// The labels that a controller gave to the instance, if it has them.
-    pub mark: Option<Mark>,
+    pub labels: Option<Labels>,
 }
 
 /// The end of an instance.
@@ -59,7 +59,7 @@ pub struct SeenEnd {
 
 /// The labels of an instance that a controller has started.
 #[derive(Clone, Debug)]
-pub struct Mark {
+pub struct Labels {
     /// The name of the workload.
     pub workload: String,
     /// The slot.

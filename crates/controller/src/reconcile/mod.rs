@@ -46,7 +46,7 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-pub use self::input::{Answer, Mark, Now, Seen, SeenEnd, SeenInstance};
+pub use self::input::{Answer, Labels, Now, Seen, SeenEnd, SeenInstance};
 pub use self::orders::{Applied, Changed, Difference, Refused, RolloutOrder};
 use self::plan::Draft;
 pub use self::plan::{Command, Plan};

@@ -222,7 +222,7 @@ impl Observer<'_, '_> {
             .instances
             .iter()
             .filter(|(uuid, seen)| {
-                seen.mark.is_some()
+                seen.labels.is_some()
                     && !seen.is_pending
                     && self.draft.is_current(seen.node)
                     && !self.draft.state().instances.contains_key(uuid)
@@ -239,22 +239,22 @@ impl Observer<'_, '_> {
             .filter(|instance| instance.wanted);
         let mut taken: BTreeSet<(String, u32)> = wanted.map(|i| (i.workload.clone(), i.slot)).collect();
         for (uuid, seen) in strangers {
-            let Some(mark) = &seen.mark else { continue };
-            let Some(workload) = self.draft.state().workloads.get(&mark.workload) else {
+            let Some(labels) = &seen.labels else { continue };
+            let Some(workload) = self.draft.state().workloads.get(&labels.workload) else {
                 continue;
             };
             // An instance whose slot is taken or does not exist is adopted as unwanted, so that it is
             // deleted.
-            let fits = !workload.deleting && (1..=workload.spec.count).contains(&mark.slot);
-            let wanted = fits && taken.insert((mark.workload.clone(), mark.slot));
+            let fits = !workload.deleting && (1..=workload.spec.count).contains(&labels.slot);
+            let wanted = fits && taken.insert((labels.workload.clone(), labels.slot));
             let version = workload
                 .versions
                 .iter()
-                .rfind(|version| version.digest == mark.digest);
+                .rfind(|version| version.digest == labels.digest);
             let instance = Instance {
                 uuid: *uuid,
-                workload: mark.workload.clone(),
-                slot: mark.slot,
+                workload: labels.workload.clone(),
+                slot: labels.slot,
                 version: version.map_or(0, |version| version.number),
                 node: Some(seen.node),
                 state: InstanceState::Running,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ssntp_controller::Spec;
 use ssntp_controller::model::{InstanceState, RolloutState, State, Write};
 use ssntp_controller::reconcile::{
-    Answer, Command, Core, Mark, Now, Plan, Refused, RolloutOrder, Seen, SeenEnd, SeenInstance,
+    Answer, Command, Core, Labels, Now, Plan, Refused, RolloutOrder, Seen, SeenEnd, SeenInstance,
 };
 use ssntp_payload::HealthState;
 use uuid::Uuid;
@@ -83,7 +83,7 @@ impl Bench {
             _ if !self.obeys => {}
             Command::Start(payload) => {
                 let labels = &payload.start.labels;
-                let mark = Mark {
+                let labels = Labels {
                     workload: labels["ssntp.workload"].clone(),
                     slot: labels["ssntp.slot"].parse().unwrap(),
                     digest: labels["ssntp.template"].clone(),
@@ -98,7 +98,7 @@ impl Bench {
                         None => HealthState::Unset,
                     },
                     health_detail: String::new(),
-                    mark: Some(mark),
+                    labels: Some(labels),
                 };
                 self.seen.instances.insert(payload.start.instance_uuid, seen);
             }
@@ -270,7 +270,7 @@ fn a_step_that_takes_too_long_ends_the_roll_out() {
     bench.settle();
     bench.obeys = false;
     for instance in bench.seen.instances.values_mut() {
-        instance.mark = None;
+        instance.labels = None;
     }
     bench.wait(299);
     bench.settle();

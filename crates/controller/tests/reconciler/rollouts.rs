@@ -41,9 +41,9 @@ impl Bench {
             .collect();
         for seen in self.seen.instances.values_mut() {
             if seen
-                .mark
+                .labels
                 .as_ref()
-                .is_some_and(|mark| failing.contains(&mark.digest))
+                .is_some_and(|labels| failing.contains(&labels.digest))
             {
                 let (is_success, how) = (false, "exited 1".to_owned());
                 seen.ended = Some(SeenEnd { is_success, how });

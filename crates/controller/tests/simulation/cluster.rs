@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ssntp_controller::reconcile::{Answer, Command, Mark, SeenEnd, SeenInstance};
+use ssntp_controller::reconcile::{Answer, Command, Labels, SeenEnd, SeenInstance};
 use ssntp_payload::{HealthState, StartPayload};
 use uuid::Uuid;
 
@@ -14,7 +14,7 @@ const GIVEN_UP_MS: u64 = 60_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
-    pub(crate) mark: Mark,
+    pub(crate) labels: Labels,
     pub(crate) ended: bool,
     /// The time at which the start ends.
     pending_until: u64,
@@ -164,7 +164,7 @@ impl Cluster {
                     let start = &payload.start;
                     let program = start.command[0].as_str();
                     let running = Running {
-                        mark: mark(&payload),
+                        labels: labels(&payload),
                         ended: false,
                         pending_until: now + random.between(0, 5000),
                         is_pending: true,
@@ -286,7 +286,7 @@ impl Cluster {
             is_restart_due: false,
             health: running.health.clone(),
             health_detail: String::new(),
-            mark: Some(running.mark.clone()),
+            labels: Some(running.labels.clone()),
         };
         let instances = self.nodes[&uuid].instances.iter();
         instances
@@ -318,9 +318,9 @@ fn not_started(reason: &str, is_its_fault: bool) -> Answer {
 }
 
 /// The labels of a START.
-pub(crate) fn mark(payload: &StartPayload) -> Mark {
+pub(crate) fn labels(payload: &StartPayload) -> Labels {
     let labels = &payload.start.labels;
-    Mark {
+    Labels {
         workload: labels["ssntp.workload"].clone(),
         slot: labels["ssntp.slot"].parse().unwrap(),
         digest: labels["ssntp.template"].clone(),

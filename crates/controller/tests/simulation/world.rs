@@ -508,7 +508,7 @@ impl World {
     fn nothing_runs_twice(&self) {
         let mut slots = BTreeSet::new();
         for (uuid, running) in self.cluster.running() {
-            let slot = (&running.mark.workload, running.mark.slot);
+            let slot = (&running.labels.workload, running.labels.slot);
             assert!(slots.insert(slot), "{slot:?} runs twice, also as {uuid}");
         }
     }
@@ -549,13 +549,13 @@ impl World {
         }
         let mut found = BTreeSet::new();
         for (uuid, running) in self.cluster.running() {
-            let mark = running.mark.clone();
+            let labels = running.labels.clone();
             // If the database is lost, no process knows that an instance of a deleted workload should not
             // run. The instance has the labels of that workload, so a user can find it.
-            if self.has_lost_database && !self.disk.workloads.contains_key(&mark.workload) {
+            if self.has_lost_database && !self.disk.workloads.contains_key(&labels.workload) {
                 continue;
             }
-            let slot = (mark.workload, mark.slot, Some(mark.digest));
+            let slot = (labels.workload, labels.slot, Some(labels.digest));
             if !expected.contains(&slot) {
                 return Some(format!("{slot:?} runs as {uuid}"));
             }

@@ -14,7 +14,7 @@ use crate::model::{Ident, Name, Target, Uri};
 
 /// One policy or endpoint that is resolved or unresolved. A request can have several of these.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "Wire")]
+#[serde(try_from = "ResolveWire")]
 pub struct Resolve {
     /// The class.
     pub subject: Name,
@@ -42,7 +42,7 @@ impl Resolve {
 
 /// A received resolve, with the member names for policy or for endpoints.
 #[derive(Deserialize)]
-struct Wire {
+struct ResolveWire {
     subject: Name,
     #[serde(default, rename = "policy_uri", alias = "endpoint_uri")]
     uri: Option<Uri>,
@@ -61,10 +61,10 @@ struct WireIdent {
     name: Name,
 }
 
-impl TryFrom<Wire> for Resolve {
+impl TryFrom<ResolveWire> for Resolve {
     type Error = NotOneTarget;
 
-    fn try_from(wire: Wire) -> Result<Self, NotOneTarget> {
+    fn try_from(wire: ResolveWire) -> Result<Self, NotOneTarget> {
         let target = match (wire.uri, wire.ident) {
             (Some(uri), None) => Target::Uri(uri),
             (None, Some(Object(WireIdent { context, name }))) => Target::Ident(Ident { context, name }),

@@ -55,9 +55,9 @@ enum Stage {
         connection: ConnectionId,
         until: Instant,
     },
-    Connected(Link),
+    Connected(ServerConnection),
     Ready {
-        link: Link,
+        connection: ServerConnection,
         roles: Vec<Role>,
     },
     Parked,
@@ -65,8 +65,8 @@ enum Stage {
 
 /// An open connection.
 #[derive(Debug)]
-struct Link {
-    connection: ConnectionId,
+struct ServerConnection {
+    id: ConnectionId,
     keepalive: Keepalive,
 }
 
@@ -76,7 +76,7 @@ pub(super) enum Need {
     /// Dial the server at this address.
     Dial(String),
     /// Send an echo, or end the connection or the attempt.
-    Link(ConnectionId, Due),
+    Connection(ConnectionId, Due),
 }
 
 /// All servers.
@@ -135,7 +135,7 @@ impl Pool {
     /// The connections to ready servers of a role.
     pub(super) fn ready(&self, role: &Role) -> Vec<ConnectionId> {
         let ready = self.peers.values().filter_map(|peer| match &peer.stage {
-            Stage::Ready { link, roles } if roles.contains(role) => Some(link.connection),
+            Stage::Ready { connection, roles } if roles.contains(role) => Some(connection.id),
             _ => None,
         });
         ready.collect()
@@ -186,8 +186,8 @@ impl Pool {
         }
         // The time limit of the identity begins with the connection.
         let keepalive = Keepalive::new(&settings.keepalive, settings.identity_timeout, now);
-        peer.stage = Stage::Connected(Link {
-            connection,
+        peer.stage = Stage::Connected(ServerConnection {
+            id: connection,
             keepalive,
         });
         true
@@ -195,8 +195,8 @@ impl Pool {
 
     /// Records that bytes of the server have arrived.
     pub(super) fn received(&mut self, connection: ConnectionId, now: Instant) {
-        if let Some(link) = self.peer_mut(connection).and_then(|peer| peer.stage.link()) {
-            link.keepalive.received(now);
+        if let Some(connection) = self.peer_mut(connection).and_then(|peer| peer.stage.open()) {
+            connection.keepalive.received(now);
         }
     }
 
@@ -223,12 +223,12 @@ impl Pool {
             return false;
         }
         let roles = identity.my_role.clone();
-        // `Parked` is a placeholder while the link moves from one stage to the next.
+        // `Parked` is a placeholder while the connection moves from one stage to the next.
         let stage = std::mem::replace(&mut peer.stage, Stage::Parked);
         peer.stage = match stage {
-            Stage::Connected(mut link) => {
-                link.keepalive.identified();
-                Stage::Ready { link, roles }
+            Stage::Connected(mut connection) => {
+                connection.keepalive.identified();
+                Stage::Ready { connection, roles }
             }
             other => other,
         };
@@ -338,11 +338,12 @@ impl Pool {
             peer.stage.next_deadline().filter(|at| *at <= now)?;
             match &mut peer.stage {
                 Stage::Waiting { .. } => Some(Need::Dial(address.clone())),
-                Stage::Connecting { connection, .. } => {
-                    Some(Need::Link(*connection, Due::Close(CloseReason::IdentityTimeout)))
-                }
-                Stage::Connected(link) | Stage::Ready { link, .. } => {
-                    Some(Need::Link(link.connection, link.keepalive.due(now)?))
+                Stage::Connecting { connection, .. } => Some(Need::Connection(
+                    *connection,
+                    Due::Close(CloseReason::IdentityTimeout),
+                )),
+                Stage::Connected(connection) | Stage::Ready { connection, .. } => {
+                    Some(Need::Connection(connection.id, connection.keepalive.due(now)?))
                 }
                 Stage::Parked => None,
             }
@@ -394,9 +395,9 @@ impl Stage {
         }
     }
 
-    fn link(&mut self) -> Option<&mut Link> {
+    fn open(&mut self) -> Option<&mut ServerConnection> {
         match self {
-            Self::Connected(link) | Self::Ready { link, .. } => Some(link),
+            Self::Connected(connection) | Self::Ready { connection, .. } => Some(connection),
             Self::Waiting { .. } | Self::Connecting { .. } | Self::Parked => None,
         }
     }
@@ -405,7 +406,7 @@ impl Stage {
     fn connection(&self) -> Option<ConnectionId> {
         match self {
             Self::Connecting { connection, .. } => Some(*connection),
-            Self::Connected(link) | Self::Ready { link, .. } => Some(link.connection),
+            Self::Connected(connection) | Self::Ready { connection, .. } => Some(connection.id),
             Self::Waiting { .. } | Self::Parked => None,
         }
     }
@@ -413,7 +414,9 @@ impl Stage {
     fn next_deadline(&self) -> Option<Instant> {
         match self {
             Self::Waiting { until } | Self::Connecting { until, .. } => Some(*until),
-            Self::Connected(link) | Self::Ready { link, .. } => Some(link.keepalive.next_deadline()),
+            Self::Connected(connection) | Self::Ready { connection, .. } => {
+                Some(connection.keepalive.next_deadline())
+            }
             Self::Parked => None,
         }
     }

@@ -92,8 +92,8 @@ impl ElementCore {
                         self.emit_peer(connection);
                     }
                 }
-                Need::Link(connection, Due::Echo(number)) => self.actions.echo(connection, number, now),
-                Need::Link(connection, Due::Close(reason)) => self.close(connection, reason, now),
+                Need::Connection(connection, Due::Echo(number)) => self.actions.echo(connection, number, now),
+                Need::Connection(connection, Due::Close(reason)) => self.close(connection, reason, now),
             }
         }
     }

@@ -53,7 +53,7 @@ pub(super) struct Seat {
 
 #[derive(Clone, Debug)]
 pub(super) enum Line {
-    Text(Arc<Text>),
+    Text(Arc<FeedText>),
     /// The last line, with its reason.
     End(&'static str),
 }
@@ -61,12 +61,12 @@ pub(super) enum Line {
 /// A line, which several readers may share. It is counted in the memory of all lines until it is
 /// dropped.
 #[derive(Debug)]
-pub(super) struct Text {
+pub(super) struct FeedText {
     pub(super) bytes: Bytes,
     memory: Arc<AtomicUsize>,
 }
 
-impl Drop for Text {
+impl Drop for FeedText {
     fn drop(&mut self) {
         self.memory.fetch_sub(self.bytes.len(), Ordering::Relaxed);
     }
@@ -264,7 +264,7 @@ impl Reader {
     }
 
     /// Adds a line to the queue.
-    fn push(&mut self, text: &Arc<Text>) {
+    fn push(&mut self, text: &Arc<FeedText>) {
         self.waiting.fetch_add(text.bytes.len(), Ordering::Relaxed);
         // Sending fails only if the thread has ended and will remove the reader.
         let _ = self.lines.send(Line::Text(Arc::clone(text)));
@@ -272,10 +272,10 @@ impl Reader {
 }
 
 /// Makes a line that is counted in the memory of all lines.
-fn text(bytes: Bytes, memory: &Arc<AtomicUsize>) -> Arc<Text> {
+fn text(bytes: Bytes, memory: &Arc<AtomicUsize>) -> Arc<FeedText> {
     memory.fetch_add(bytes.len(), Ordering::Relaxed);
     let memory = Arc::clone(memory);
-    Arc::new(Text { bytes, memory })
+    Arc::new(FeedText { bytes, memory })
 }
 
 /// A line of changes: the JSON of [`ElementEvent::Changed`], without copies of the objects.

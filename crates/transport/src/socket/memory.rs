@@ -82,7 +82,7 @@ struct MemoryState {
 }
 
 #[derive(Clone, Copy)]
-enum Wait {
+enum WaitLimit {
     Never,
     Until(Option<Instant>),
 }
@@ -100,7 +100,7 @@ impl Pipe {
         locked(&self.state)
     }
 
-    fn read(&self, buffer: &mut [u8], wait: Wait, take: bool) -> io::Result<usize> {
+    fn read(&self, buffer: &mut [u8], wait: WaitLimit, take: bool) -> io::Result<usize> {
         let mut state = self.lock();
         loop {
             let ready_at = match state.pieces.front() {
@@ -131,7 +131,7 @@ impl Pipe {
         n
     }
 
-    fn write(&self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+    fn write(&self, bytes: &[u8], wait: WaitLimit) -> io::Result<usize> {
         let mut state = self.lock();
         while !state.cut && !state.finished && !state.abandoned && state.held >= CAPACITY {
             state = self.wait(state, wait, None)?;
@@ -163,10 +163,10 @@ impl Pipe {
     fn wait<'a>(
         &self,
         state: MutexGuard<'a, MemoryState>,
-        wait: Wait,
+        wait: WaitLimit,
         ready_at: Option<Instant>,
     ) -> io::Result<MutexGuard<'a, MemoryState>> {
-        let Wait::Until(limit) = wait else {
+        let WaitLimit::Until(limit) = wait else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
         limit.map(left).transpose()?;
@@ -187,8 +187,8 @@ impl MemoryStream {
         locked(&self.limits)
     }
 
-    fn read_limit(&self) -> Wait {
-        Wait::Until(self.limits().0.map(deadline))
+    fn read_limit(&self) -> WaitLimit {
+        WaitLimit::Until(self.limits().0.map(deadline))
     }
 }
 
@@ -198,7 +198,7 @@ impl Duplex for MemoryStream {
     }
 
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.incoming.read(buffer, Wait::Never, true)
+        self.incoming.read(buffer, WaitLimit::Never, true)
     }
 
     fn wait_readable(&self) -> io::Result<()> {
@@ -206,16 +206,16 @@ impl Duplex for MemoryStream {
     }
 
     fn is_readable(&self) -> bool {
-        self.incoming.read(&mut [0], Wait::Never, false).is_ok()
+        self.incoming.read(&mut [0], WaitLimit::Never, false).is_ok()
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let limit = self.limits().1.map(deadline);
-        self.outgoing.write(bytes, Wait::Until(limit))
+        self.outgoing.write(bytes, WaitLimit::Until(limit))
     }
 
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.outgoing.write(bytes, Wait::Never)
+        self.outgoing.write(bytes, WaitLimit::Never)
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {

@@ -23,7 +23,7 @@ use std::io;
 use std::time::UNIX_EPOCH;
 
 use super::instances::HUNG;
-use super::outbox::{MAX_PARKED, REPEATED, RETRY};
+use super::outputs::{MAX_PARKED, REPEATED, RETRY};
 use super::reports::{PATIENCE, SETTLE, SETTLE_EACH};
 use super::volumes::MAX_VOLUME_OPS;
 use super::*;

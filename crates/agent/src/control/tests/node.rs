@@ -60,7 +60,7 @@ fn events_and_the_status_that_found_no_room_are_sent_again() {
     for _ in 0..MAX_PARKED + 10 {
         stage.send(&stop(TWO));
     }
-    assert_eq!(stage.control.outbox.parked(), MAX_PARKED);
+    assert_eq!(stage.control.outputs.parked(), MAX_PARKED);
 }
 
 #[test]

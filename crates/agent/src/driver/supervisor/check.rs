@@ -46,7 +46,7 @@ use ssntp_payload::{HealthCheck, HealthState};
 use ssntp_transport::excerpt;
 
 use super::enter::{become_program, become_user};
-use super::order::Order;
+use super::launch_order::LaunchOrder;
 use super::{again, procfs};
 use crate::driver::Health;
 
@@ -85,7 +85,7 @@ struct Probe {
 
 impl Checks {
     /// The checks of a run that begins now. `None` if the order names no check that this version knows.
-    pub(super) fn new(order: &Order) -> io::Result<Option<Self>> {
+    pub(super) fn new(order: &LaunchOrder) -> io::Result<Option<Self>> {
         let Some(check) = order.check.clone().filter(is_known) else {
             return Ok(None);
         };
@@ -269,7 +269,7 @@ pub(super) fn check(leader: &str) -> ExitCode {
 }
 
 fn made(leader: &str) -> Result<(), String> {
-    let mut order = Order::read(io::stdin()).map_err(|e| e.to_string())?;
+    let mut order = LaunchOrder::read(io::stdin()).map_err(|e| e.to_string())?;
     let check = order.check.take().unwrap_or_default();
     if let [program, arguments @ ..] = &check.command[..] {
         order.exec.program = program.into();
@@ -302,11 +302,11 @@ fn made(leader: &str) -> Result<(), String> {
     }
 }
 
-fn connect(order: &Order, port: u16) -> Result<TcpStream, String> {
+fn connect(order: &LaunchOrder, port: u16) -> Result<TcpStream, String> {
     TcpStream::connect((address(order), port)).map_err(|e| format!("port {port}: {e}"))
 }
 
-fn address(order: &Order) -> IpAddr {
+fn address(order: &LaunchOrder) -> IpAddr {
     order.address.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 

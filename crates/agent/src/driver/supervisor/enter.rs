@@ -27,8 +27,8 @@ use rustix::thread::{
 };
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
+use super::launch_order::LaunchOrder;
 use super::mounts;
-use super::order::Order;
 use super::state::State;
 use super::user_of;
 use crate::driver::Refused;
@@ -44,7 +44,7 @@ pub(super) fn enter() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let mut supervisor = UnixStream::from(supervisor);
-    let error = match Order::read(&supervisor) {
+    let error = match LaunchOrder::read(&supervisor) {
         // If it cannot be written, the supervisor has ended, and this process with it.
         Ok(order) => become_program(&order, None, || drop(supervisor.write_all(ENTERED))),
         Err(e) => Refused::io("its order", &e),
@@ -56,7 +56,11 @@ pub(super) fn enter() -> ExitCode {
 /// Becomes the program of an order: the first one of its run, or, with the `leader` of a run, a further one
 /// beside it. `on_entered` is called when nothing is left to do but to execute it. Returns only if that
 /// fails.
-pub(super) fn become_program(order: &Order, leader: Option<&str>, on_entered: impl FnOnce()) -> Refused {
+pub(super) fn become_program(
+    order: &LaunchOrder,
+    leader: Option<&str>,
+    on_entered: impl FnOnce(),
+) -> Refused {
     if let Err(error) = prepare(order, leader) {
         return error;
     }
@@ -93,7 +97,7 @@ fn stop_ignoring_signals() {
     }
 }
 
-fn prepare(order: &Order, leader: Option<&str>) -> Result<(), Refused> {
+fn prepare(order: &LaunchOrder, leader: Option<&str>) -> Result<(), Refused> {
     // 0 stands for the process that writes it.
     let joined = order
         .limits
@@ -145,7 +149,7 @@ fn prepare(order: &Order, leader: Option<&str>) -> Result<(), Refused> {
 }
 
 /// Becomes the user of the program. Its rights to the network are kept, if the order says so.
-pub(super) fn become_user(order: &Order) -> Result<(), Refused> {
+pub(super) fn become_user(order: &LaunchOrder) -> Result<(), Refused> {
     let system = |what: String| move |e: rustix::io::Errno| Refused::io(what, &e.into());
     let Some(user) = order.exec.user else {
         return Ok(());

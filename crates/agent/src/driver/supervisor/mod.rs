@@ -45,7 +45,7 @@
 //!
 //! # The protocol
 //!
-//! The agent writes the order to the supervisor's standard input (`order`). After it, and on each
+//! The agent writes the order to the supervisor's standard input (`launch_order`). After it, and on each
 //! connection to `run/socket`, both sides send lines:
 //!
 //! | agent | supervisor |
@@ -67,7 +67,7 @@
 //! | `enter` | the process that becomes the program |
 //! | `mounts` | its mount namespace |
 //! | `check` | the health checks of a run |
-//! | `order` | the program to run, and its limits |
+//! | `launch_order` | the program to run, and its limits |
 //! | `state` | the state of a run |
 //! | `logs` | the output of instances, within bounds |
 //! | `leftovers` | the end of processes that a run has left |
@@ -85,11 +85,11 @@ mod cgroup;
 mod check;
 mod connection;
 mod enter;
+mod launch_order;
 mod leftovers;
 mod logs;
 mod measure;
 mod mounts;
-mod order;
 mod procfs;
 mod serve;
 mod state;
@@ -122,10 +122,10 @@ use self::check::CHECK;
 pub use self::connection::connect_to;
 use self::connection::{answer, ask, reach, run_of};
 pub use self::enter::find_program;
+pub use self::launch_order::Exec;
+use self::launch_order::{LaunchOrder, Limits};
 use self::leftovers::{clear, kill_leftovers, kill_tree};
 use self::measure::Sample;
-pub use self::order::Exec;
-use self::order::{Limits, Order};
 pub(crate) use self::procfs::boot_id;
 use self::state::State;
 use self::watch::{Watch, Watched};
@@ -408,7 +408,7 @@ impl Supervisors {
         let (cgroups, instance) = (&self.inner.cgroups, program.place.instance());
         let bytes = u64::try_from(program.mem_mb).unwrap_or(0).saturating_mul(MB);
         let has_own_user = program.exec.own_uid().is_some();
-        let mut order = Order {
+        let mut order = LaunchOrder {
             place: program.place.dir().into(),
             log_bytes: u64::from(program.log_mb).max(1) * MB,
             exec: program.exec,

@@ -20,7 +20,7 @@ use rustix::fs::OFlags;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::system::uname;
 
-use super::order::Order;
+use super::launch_order::LaunchOrder;
 use crate::driver::User;
 use crate::network::RESOLVER;
 use ssntp_transport::threads;
@@ -44,7 +44,7 @@ pub(super) fn are_possible() -> bool {
 
 /// Makes the namespace of the program that this process becomes. The process still has the rights
 /// of the agent.
-pub(super) fn enter(order: &Order) -> io::Result<()> {
+pub(super) fn enter(order: &LaunchOrder) -> io::Result<()> {
     let has_resolver = has_resolver(order);
     let own = order.exec.user.filter(|_| order.is_isolated);
     if !has_resolver && own.is_none() {
@@ -70,7 +70,7 @@ pub(super) fn enter(order: &Order) -> io::Result<()> {
 }
 
 /// Enters the namespaces that the first process of a run has made.
-pub(super) fn join(order: &Order, leader: &str) -> io::Result<()> {
+pub(super) fn join(order: &LaunchOrder, leader: &str) -> io::Result<()> {
     let kinds = [
         ("ipc", CloneFlags::CLONE_NEWIPC),
         ("mnt", CloneFlags::CLONE_NEWNS),
@@ -85,7 +85,7 @@ pub(super) fn join(order: &Order, leader: &str) -> io::Result<()> {
 }
 
 /// A concentrator has no file with name servers, and uses that of the host.
-fn has_resolver(order: &Order) -> bool {
+fn has_resolver(order: &LaunchOrder) -> bool {
     order.has_network && Path::new(&order.place).join(RESOLVER).exists() && Path::new(HOST_RESOLVER).exists()
 }
 

@@ -32,8 +32,8 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use super::check::Checks;
 use super::enter::ENTERED;
+use super::launch_order::LaunchOrder;
 use super::logs::{Log, Output, PAUSE};
-use super::order::Order;
 use super::procfs;
 use super::state::{State, StateFile};
 use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, timespec, user_of};
@@ -79,7 +79,7 @@ pub(super) fn serve() -> ExitCode {
 
 #[derive(Debug)]
 struct Supervisor {
-    order: Order,
+    order: LaunchOrder,
     run: OwnedFd,
     listener: UnixListener,
     file: StateFile,
@@ -117,7 +117,7 @@ impl Supervisor {
     /// Performs the steps that can fail before the program runs.
     fn prepare(agent: &UnixStream) -> Result<Self, Refused> {
         let system = |what: &'static str| move |e: rustix::io::Errno| Refused::io(what, &e.into());
-        let order = Order::read(agent).map_err(|e| Refused::io("its order", &e))?;
+        let order = LaunchOrder::read(agent).map_err(|e| Refused::io("its order", &e))?;
         // In a session of its own, the supervisor does not get signals for the agent's group or
         // terminal.
         setsid().map_err(system("a session"))?;
@@ -506,7 +506,7 @@ fn signals() -> io::Result<(UnixStream, Arc<AtomicBool>)> {
 }
 
 /// The number of processes in the run's control group that were killed for memory so far.
-fn kills(order: &Order) -> u64 {
+fn kills(order: &LaunchOrder) -> u64 {
     let file = order.limits.oom.as_ref().map(Path::new);
     file.and_then(cgroup::kills).unwrap_or(0)
 }

@@ -16,7 +16,7 @@ use clap::value_parser;
 use serde_json::json;
 use ssntp::Role;
 use ssntp::client::UuidSource;
-use ssntp_controller::{Config, Daemon as Controller, Limits};
+use ssntp_controller::{Config, Limits, RunningController};
 
 use self::http::HttpArgs;
 use crate::admin::{self, AdminArgs};
@@ -105,7 +105,7 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
         age: Duration::from_secs(u64::from(args.history_days) * 86_400),
         bytes: u64::from(args.history_mb) * 1_000_000,
     };
-    let controller = Controller::start(Config {
+    let controller = RunningController::start(Config {
         client: client.tracing(true),
         store: store.to_owned(),
         limits,

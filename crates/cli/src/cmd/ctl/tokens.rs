@@ -35,14 +35,14 @@ use ssntp_transport::wall_clock;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: TokenVerb,
     #[command(flatten)]
     options: Options,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
-    Add(Add),
+enum TokenVerb {
+    Add(AddToken),
     /// Show the tokens that have not ended
     List,
     /// Remove a token: nobody joins with it any more
@@ -56,7 +56,7 @@ enum Verb {
 ///
 /// The token's secret is printed only here; the scheduler does not have it.
 #[derive(Debug, clap::Args)]
-struct Add {
+struct AddToken {
     /// The roles that the node gets: agent, netagent or cnciagent, joined with commas
     #[arg(long, value_name = "ROLE[,ROLE…]")]
     role: Role,
@@ -83,14 +83,14 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install_for_commands()?;
     let options = &args.options;
     let done = match args.verb {
-        Verb::Add(args) => add(options, &stop, &args),
-        Verb::List => list(options, &stop),
-        Verb::Remove { id } => remove(options, &stop, &id),
+        TokenVerb::Add(args) => add(options, &stop, &args),
+        TokenVerb::List => list(options, &stop),
+        TokenVerb::Remove { id } => remove(options, &stop, &id),
     };
     done.map_err(|failure| failure.in_json(options.json))
 }
 
-fn add(options: &Options, stop: &Stop, args: &Add) -> Result<(), Failure> {
+fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
     if args.ttl.is_zero() {
         return Err(Failure::usage("--ttl must be longer than 0 seconds"));
     }

@@ -3,7 +3,7 @@
 use std::net::Shutdown;
 
 use super::*;
-use crate::{Config, Daemon, Limits, UserRequest};
+use crate::{Config, Limits, RunningController, UserRequest};
 use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::transport::memory::MemoryListener;
@@ -225,10 +225,10 @@ fn a_token_in_the_query_is_not_accepted() {
 }
 
 /// The API of a real database, without a scheduler.
-fn with_database() -> (Rig, Daemon) {
+fn with_database() -> (Rig, RunningController) {
     let directory = tempfile::tempdir().unwrap();
     let client = ClientConfig::new(identity(Role::CONTROLLER), trust());
-    let daemon = Daemon::start(Config {
+    let daemon = RunningController::start(Config {
         client: client.connect_in_memory(&MemoryListener::new()),
         store: directory.path().to_owned(),
         limits: Limits::default(),

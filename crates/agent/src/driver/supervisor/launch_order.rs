@@ -62,7 +62,7 @@ pub(super) struct Limits {
 
 /// The program to run, and its surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct LaunchOrder {
     /// The instance's directory, which holds the logs.
     pub(super) place: OsString,
     /// The maximum that each log may take, in bytes.
@@ -80,7 +80,7 @@ pub(super) struct Order {
     pub(super) address: Option<IpAddr>,
 }
 
-impl Order {
+impl LaunchOrder {
     /// The order as it is sent, with its length.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn an_order_is_read_as_it_was_written() {
-        let full = Order {
+        let full = LaunchOrder {
             place: "/state/a b".into(),
             log_bytes: 1 << 20,
             exec: Exec {
@@ -161,17 +161,20 @@ mod tests {
             }),
             address: Some(IpAddr::from([10, 0, 0, 7])),
         };
-        let mut least = Order::default();
+        let mut least = LaunchOrder::default();
         least.exec.program = "true".into();
         for order in [full, least] {
             let bytes = order.encode().unwrap();
-            assert_eq!(Order::read(&*bytes).unwrap(), order);
+            assert_eq!(LaunchOrder::read(&*bytes).unwrap(), order);
             for length in 0..bytes.len() {
-                assert!(Order::read(&bytes[..length]).is_err());
+                assert!(LaunchOrder::read(&bytes[..length]).is_err());
             }
         }
-        let nothing = Order::default().encode().unwrap();
-        assert!(Order::read(&*nothing).is_err(), "the order names no program");
-        assert!(Order::read(&[0xff; 64][..]).is_err());
+        let nothing = LaunchOrder::default().encode().unwrap();
+        assert!(
+            LaunchOrder::read(&*nothing).is_err(),
+            "the order names no program"
+        );
+        assert!(LaunchOrder::read(&[0xff; 64][..]).is_err());
     }
 }

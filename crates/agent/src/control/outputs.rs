@@ -30,7 +30,7 @@ pub(super) const REPEATED: Duration = Duration::from_secs(60);
 
 /// The outputs, and the frames that wait.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct Outputs {
     node: Uuid,
     connected: bool,
     actions: Vec<Action>,
@@ -62,7 +62,7 @@ struct Failed {
     failure: Frame,
 }
 
-impl Outbox {
+impl Outputs {
     pub(super) fn new(node: Uuid, now: Instant) -> Self {
         Self {
             node,

@@ -2,6 +2,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use ssntp::Role;
+use ssntp::pki::StoredToken;
 use ssntp_engine::{Join, Member, Membership};
 use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::wait::wait_for;
@@ -50,11 +51,8 @@ fn join(records: &Enrolments, node: u128, key: &str) -> Result<Enrolled, JoinRef
 }
 
 fn add(records: &Enrolments, token: StoredToken) {
-    let added = records.0.change(|records| {
-        let added = records.add_token(token.clone());
-        added.map_err(|why| (EnrolmentRefusal::InvalidData, why))
-    });
-    added.unwrap();
+    let added = |records: &mut Records| records.add_token(token.clone()).map_err(NotStored::Refused);
+    records.0.change(added).unwrap();
 }
 
 #[test]
@@ -76,11 +74,11 @@ fn a_change_that_cannot_be_stored_is_not_made() {
     let records = Enrolments::in_directory(&directory.path().join("gone")).unwrap();
     let refused = join(&records, 1, "one").unwrap_err();
     assert_eq!(refused, JoinRefusal::Proof, "there is no token yet");
-    let added: Result<(), Refused> = records.0.change(|records| {
+    let added: Result<(), NotStored> = records.0.change(|records| {
         records.add_token(token("t", 1)).unwrap();
         Ok(())
     });
-    assert_eq!(added.unwrap_err().0, EnrolmentRefusal::NotStored);
+    assert!(matches!(added, Err(NotStored::Refused(_))));
     assert_eq!(records.0.records().tokens().count(), 0);
 }
 
@@ -103,7 +101,7 @@ fn a_revoked_certificate_is_told_refused_and_forgotten_at_its_end() {
     assert!(records.changes().try_recv().is_err());
     let count = records
         .0
-        .change(|records| Ok::<_, Refused>(records.revoke(first.uuid)));
+        .change(|records| Ok::<_, NotStored>(records.revoke(first.uuid)));
     assert_eq!(count.unwrap(), 1);
     assert!(records.changes().try_recv().is_ok());
     assert!(records.0.records().revoked().eq([first.serial.as_str()]));
@@ -222,18 +220,16 @@ fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_st
     let (records, _membership) = one_of_several(&engine, 1);
     add(&records, token("t", 2));
     let first = join(&records, 1, "one").unwrap();
-    let revoke = |records: &mut Records| Ok::<_, Refused>(records.revoke(first.uuid));
+    let revoke = |records: &mut Records| Ok::<_, NotStored>(records.revoke(first.uuid));
     assert_eq!(records.0.change(revoke).unwrap(), 1);
     engine.lose();
     // The engine's thread notices the loss when it reads next.
     wait_for(|| {
-        let added: Result<(), Refused> = records.0.change(|records| {
+        let added: Result<(), NotStored> = records.0.change(|records| {
             records.remove_token("u");
-            records
-                .add_token(token("u", 1))
-                .map_err(|why| (EnrolmentRefusal::InvalidData, why))
+            records.add_token(token("u", 1)).map_err(NotStored::Refused)
         });
-        added.map_err(|(reason, why)| format!("{reason}: {why}"))
+        added.map_err(|why| format!("{why:?}"))
     });
     assert!(records.0.records().revoked().eq([first.serial.as_str()]));
     let (other, _membership) = one_of_several(&engine, 2);
@@ -251,8 +247,8 @@ fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_st
 fn a_join_does_not_wait_long_for_another_change_and_is_told_to_try_again() {
     let records = Enrolments::default();
     add(&records, token("t", 1));
-    let turn = records.0.turn().unwrap();
+    let guard = records.0.begin_change().unwrap();
     assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Busy));
-    drop(turn);
+    drop(guard);
     assert!(join(&records, 1, "one").is_ok());
 }

@@ -1,0 +1,304 @@
+//! Where tokens and certificates are kept: in memory, in a file, or in a document of the engine.
+//!
+//! It owns the records and makes one change at a time: a change is stored first, and only then shown. It
+//! never knows who asks for it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Duration;
+use std::{fs, io};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::records::Records;
+use crate::shared::{ENROLMENT, MAX_DOCUMENT, Shared};
+use ssntp::pki::{CertificateInfo, Enrolled, JoinRefusal, Trust};
+use ssntp::server::{EnrolmentStore, Redeem};
+use ssntp_engine::{EngineError, View, When};
+use ssntp_transport::{locked, locked_again, replace, since_1970, wall_clock};
+
+/// The file in the directory of the scheduler's state.
+const FILE: &str = "enrolment.json";
+/// The longest file, in bytes: some 100,000 certificates.
+const MAX_FILE: usize = 64 << 20;
+/// The attempts at a change that others make at the same time.
+const ATTEMPTS: usize = 8;
+/// The time limit for waiting until another change is over.
+const CHANGE_WAIT: Duration = Duration::from_secs(2);
+/// The time limit for the view of the engine to show another scheduler's change.
+const SHOWN: Duration = Duration::from_secs(2);
+
+/// The tokens and the certificates of nodes. A clone shares them.
+///
+/// # Threads
+/// Changes block on the disk or the engine, so no dispatcher makes them. The other calls do not block.
+#[derive(Clone, Debug, Default)]
+pub struct Enrolments(pub(super) Arc<RecordStore>);
+
+/// The records, and where they are stored.
+#[derive(Debug, Default)]
+pub(super) struct RecordStore {
+    place: Place,
+    /// Set instead of the file if this is one of several schedulers.
+    shared: OnceLock<Arc<Shared>>,
+    /// True during a change, so that this scheduler makes one at a time.
+    is_changing: Mutex<bool>,
+    /// Signalled when a change is over.
+    is_free: Condvar,
+    kept: Mutex<Kept>,
+    /// Signalled when `kept` has changed.
+    is_newer: Condvar,
+    /// Has a message when the revoked certificates may have changed.
+    revoked: Changes,
+}
+
+#[derive(Debug)]
+struct Changes(Sender<()>, Receiver<()>);
+
+impl Default for Changes {
+    fn default() -> Self {
+        let (sender, receiver) = bounded(1);
+        Self(sender, receiver)
+    }
+}
+
+#[derive(Debug, Default)]
+enum Place {
+    #[default]
+    Memory,
+    File(PathBuf),
+}
+
+/// The records, and the revision of the document that has them.
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    records: Arc<Records>,
+    revision: Option<u64>,
+    /// True if a view of the engine has shown this revision.
+    is_shown: bool,
+}
+
+impl Enrolments {
+    /// Keeps tokens and certificates in a file in this directory. Blocks while the file is read.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is none of a scheduler.
+    pub fn in_directory(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(FILE);
+        let unfit = |why: String| {
+            let why = format!("{}: {why}", path.display());
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        };
+        let records = match fs::metadata(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Records::default(),
+            Err(e) => return Err(e),
+            Ok(found) if found.len() > MAX_FILE as u64 => {
+                return Err(unfit(format!("it has more than {MAX_FILE} bytes")));
+            }
+            Ok(_) => serde_json::from_slice(&fs::read(&path)?).map_err(|e| unfit(e.to_string()))?,
+        };
+        Ok(Self(Arc::new(RecordStore {
+            place: Place::File(path),
+            kept: Mutex::new(Kept {
+                records: Arc::new(records),
+                ..Kept::default()
+            }),
+            ..RecordStore::default()
+        })))
+    }
+
+    /// Keeps them in a document of the engine instead.
+    pub(crate) fn keep_in(&self, shared: &Arc<Shared>) {
+        let _ = self.0.shared.set(Arc::clone(shared));
+    }
+
+    /// Takes up the document in a view of the engine. Called by the engine's thread.
+    pub(crate) fn take_view(&self, view: &View) {
+        self.0.take_view(view);
+    }
+
+    /// The trust, which also refuses the certificates that were revoked here.
+    pub fn apply(&self, trust: &Trust) -> Trust {
+        trust.with_revoked(self.0.records().revoked())
+    }
+
+    /// Has a message when the revoked certificates may have changed: call [`apply`](Self::apply) then.
+    pub fn changes(&self) -> Receiver<()> {
+        self.0.revoked.1.clone()
+    }
+}
+
+/// The permission to make a change, until it is dropped.
+struct ChangeGuard<'a>(&'a RecordStore);
+
+impl Drop for ChangeGuard<'_> {
+    fn drop(&mut self) {
+        *locked(&self.0.is_changing) = false;
+        self.0.is_free.notify_one();
+    }
+}
+
+/// A change that is not stored, or may not be.
+#[derive(Debug)]
+pub(super) enum NotStored {
+    Busy,
+    Refused(String),
+    Unknown(String),
+}
+
+impl From<NotStored> for JoinRefusal {
+    fn from(not: NotStored) -> Self {
+        match not {
+            NotStored::Busy => Self::Busy,
+            NotStored::Refused(why) => Self::Issuer(why),
+            NotStored::Unknown(why) => {
+                log::warn!(target: "ssntp::scheduler", "it is not known whether a join is stored: {why}");
+                Self::Unavailable
+            }
+        }
+    }
+}
+
+impl RecordStore {
+    /// The records, as they are stored now.
+    pub(super) fn records(&self) -> Arc<Records> {
+        Arc::clone(&locked(&self.kept).records)
+    }
+
+    fn take_view(&self, view: &View) {
+        let document = view.documents.get(ENROLMENT);
+        let revision = document.map(|document| document.revision);
+        let mut kept = locked(&self.kept);
+        if revision == kept.revision {
+            kept.is_shown = true;
+            return;
+        }
+        // It was read before this scheduler's own change. An older revision after that is that of a restored
+        // snapshot, which counts.
+        if !kept.is_shown && revision < kept.revision {
+            return;
+        }
+        drop(kept);
+        match document.map(|document| serde_json::from_slice(&document.text)) {
+            None => self.set(Records::default(), None, true),
+            Some(Ok(records)) => self.set(records, revision, true),
+            Some(Err(e)) => log::error!(
+                target: "ssntp::scheduler",
+                "the engine's document {ENROLMENT} cannot be read, so nobody joins: {e}"
+            ),
+        }
+    }
+
+    fn set(&self, mut records: Records, revision: Option<u64>, is_shown: bool) {
+        let mut kept = locked(&self.kept);
+        // Also a document that was lost or restored gives nobody a revoked certificate back.
+        records.keep_revoked(&kept.records);
+        let before = std::mem::replace(&mut kept.records, Arc::new(records));
+        (kept.revision, kept.is_shown) = (revision, is_shown);
+        if !before.revoked().eq(kept.records.revoked()) {
+            // One message is enough for all changes.
+            let _ = self.revoked.0.try_send(());
+        }
+        self.is_newer.notify_all();
+    }
+
+    /// Waits until no other change is under way. `None` if others take too long, for example because the engine is away:
+    /// nodes that join wait in slots that other clients need.
+    fn begin_change(&self) -> Option<ChangeGuard<'_>> {
+        let is_busy = |is_changing: &mut bool| *is_changing;
+        let waited = self
+            .is_free
+            .wait_timeout_while(locked(&self.is_changing), CHANGE_WAIT, is_busy);
+        let (mut is_changing, end) = locked_again(waited);
+        if end.timed_out() {
+            return None;
+        }
+        *is_changing = true;
+        Some(ChangeGuard(self))
+    }
+
+    /// Stores a change of the records, and shows it then. Blocks while it is stored. `change` is called again if
+    /// another scheduler has changed them meanwhile.
+    pub(super) fn change<T, E: From<NotStored>>(
+        &self,
+        mut change: impl FnMut(&mut Records) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let Some(_guard) = self.begin_change() else {
+            return Err(NotStored::Busy.into());
+        };
+        for _ in 0..ATTEMPTS {
+            let kept = locked(&self.kept).clone();
+            let mut records = Records::clone(&kept.records);
+            records.forget_ended(since_1970(wall_clock()).as_secs());
+            let changed = change(&mut records)?;
+            if records == *kept.records {
+                return Ok(changed);
+            }
+            if let Some(revision) = self.store(&mut records, kept.revision)? {
+                self.set(records, revision, false);
+                return Ok(changed);
+            }
+            // The view with the other change may have come already, and was not taken up.
+            if let Some(shared) = self.shared.get() {
+                locked(&self.kept).is_shown = true;
+                self.take_view(&shared.view());
+            }
+            let waits = |now: &mut Kept| now.revision == kept.revision;
+            drop(locked_again(self.is_newer.wait_timeout_while(
+                locked(&self.kept),
+                SHOWN,
+                waits,
+            )));
+        }
+        Err(NotStored::Unknown("other schedulers change the document all the time".to_owned()).into())
+    }
+
+    /// Stores the records. Returns the document's new revision, or `None` if another scheduler has changed it
+    /// since this revision.
+    fn store(&self, records: &mut Records, revision: Option<u64>) -> Result<Option<Option<u64>>, NotStored> {
+        let not_stored = |why: String| NotStored::Refused(why);
+        let Some(shared) = self.shared.get() else {
+            if let Place::File(path) = &self.place {
+                let text = text(records, MAX_FILE)?;
+                replace(path, &text).map_err(|e| not_stored(format!("{}: {e}", path.display())))?;
+            }
+            return Ok(Some(None));
+        };
+        let text = text(records, MAX_DOCUMENT)?;
+        let documents = shared.documents();
+        let documents = documents.ok_or_else(|| not_stored("the scheduler has not joined yet".to_owned()))?;
+        match documents.write(ENROLMENT, &text, revision.map_or(When::Absent, When::At)) {
+            Ok(revision) => Ok(Some(Some(revision))),
+            Err(EngineError::Changed) => Ok(None),
+            Err(e) if e.is_unknown() => Err(NotStored::Unknown(e.to_string())),
+            Err(e) => Err(not_stored(e.to_string())),
+        }
+    }
+}
+
+/// The records as text. Chains that only repeat an answer give way if it is too long.
+fn text(records: &mut Records, limit: usize) -> Result<Vec<u8>, NotStored> {
+    loop {
+        let text = serde_json::to_vec(&*records).map_err(|e| NotStored::Refused(e.to_string()))?;
+        if text.len() <= limit {
+            return Ok(text);
+        }
+        if !records.drop_a_chain() {
+            let why = format!("there is no room for more: {} bytes of {limit}", text.len());
+            return Err(NotStored::Refused(why));
+        }
+    }
+}
+
+impl EnrolmentStore for Enrolments {
+    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
+        self.0.change(|records| records.join(id, key, redeem))
+    }
+
+    fn renew(&self, before: &CertificateInfo, enrolled: &Enrolled) -> Result<(), JoinRefusal> {
+        self.0.change(|records| records.renew(&before.serial, enrolled))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! Whom a frame can reach, and the way there: the sessions of this server, and over links those of others.
+//!
+//! It owns both indexes of sessions and the way out, because each frame needs all three. It never knows why a
+//! frame is sent: rules, answers and the application ask for it.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use log::debug;
+use uuid::Uuid;
+
+use super::config::ServerConfig;
+use super::directory::Directory;
+use super::error::SendError;
+use super::links::{Forwarded, Links, Receivers};
+use super::own::OwnServer;
+use super::parcel::Parcel;
+use super::sending::Sending;
+use super::sessions::{SessionInfo, Sessions};
+use crate::proto::{Exchange, Frame};
+use crate::request::Request;
+use ssntp_pki::Role;
+use ssntp_transport::Load;
+
+/// The sessions that can be reached, and the way to them.
+pub(super) struct Delivery {
+    own: Arc<OwnServer>,
+    pub(super) sessions: Sessions,
+    pub(super) links: Links,
+    pub(super) sending: Sending,
+}
+
+impl Delivery {
+    pub(super) fn new(own: &Arc<OwnServer>, config: &ServerConfig, now: Instant) -> Self {
+        Self {
+            own: Arc::clone(own),
+            sessions: Sessions::new(config.idle_limit, now),
+            links: Links::new(Arc::clone(own)),
+            sending: Sending::new(),
+        }
+    }
+
+    pub(super) fn directory(&self) -> Directory<'_> {
+        Directory::new(&self.sessions, self.links.roster())
+    }
+
+    /// A frame that leaves at the time `wall`, for several receivers.
+    pub(super) fn parcel(&self, frame: &Frame, wall: SystemTime) -> Parcel {
+        Parcel::frame(frame, &self.own, wall)
+    }
+
+    /// A frame of the application.
+    ///
+    /// # Errors
+    /// The application may not send frames of this kind, or of this length.
+    pub(super) fn checked(&self, frame: &Frame, wall: SystemTime) -> Result<Parcel, SendError> {
+        if !self.own.operands.may_be_sent(frame.kind()) {
+            return Err(SendError::Kind(frame.kind()));
+        }
+        self.own.check_length(frame.payload_bytes().len())?;
+        Ok(self.parcel(frame, wall))
+    }
+
+    /// Sends frames to one session, of this server or of another one. `from` is the client that the
+    /// frames came from; it is an error to send them back to it.
+    pub(super) fn send(
+        &mut self,
+        from: Option<Uuid>,
+        to: Uuid,
+        parcel: &mut Parcel,
+    ) -> Result<(), SendError> {
+        if Some(to) == from {
+            Err(SendError::ToSender(to))
+        } else if self.send_here(to, parcel) {
+            Ok(())
+        } else {
+            self.links.send_to(to, from, parcel, &mut self.sending.actions)
+        }
+    }
+
+    /// Sends frames to one session of this server. False if there is none of that UUID.
+    fn send_here(&mut self, to: Uuid, parcel: &mut Parcel) -> bool {
+        let session = self.sessions.of(to);
+        if let Some(session) = session {
+            let item = parcel.for_session(session);
+            self.sending.push(session.info.id, parcel.kind(), item);
+        }
+        session.is_some()
+    }
+
+    /// Sends frames to every session with a role, except to `from`. Returns the number of sessions.
+    pub(super) fn send_to_role(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
+        let here = self.send_to_role_here(from, to, parcel);
+        here + self
+            .links
+            .send_to_role(to, from, parcel, &mut self.sending.actions)
+    }
+
+    /// As [`send_to_role`](Self::send_to_role), only to sessions of this server.
+    fn send_to_role_here(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
+        let actions = &mut self.sending.actions;
+        let (before, mut sent) = (actions.len(), Load::default());
+        for session in self.sessions.with_role(to) {
+            if Some(session.info.uuid) != from {
+                let item = parcel.for_session(session);
+                sent += item.load();
+                actions.send(session.info.id.0, item);
+            }
+        }
+        let count = actions.len() - before;
+        // Counted once for all receivers, because a thousand look-ups of the kind would take time.
+        self.sending.count_sent(parcel.kind(), sent);
+        count
+    }
+
+    /// Sends frames from another server to their receivers among this server's sessions. Returns the number
+    /// of receivers.
+    pub(super) fn deliver(&mut self, forwarded: &Forwarded, wall: SystemTime) -> usize {
+        let Some(mut parcel) = Parcel::of(&forwarded.item, &self.own, wall) else {
+            return 0;
+        };
+        match &forwarded.to {
+            Receivers::Sessions(uuids) => {
+                let sent = uuids.iter().filter(|uuid| self.send_here(**uuid, &mut parcel));
+                sent.count()
+            }
+            Receivers::Role(role) => self.send_to_role_here(Some(forwarded.from), *role, &mut parcel),
+            Receivers::Application => 0,
+        }
+    }
+
+    /// Sends an answer to the client that asked, in the name of `addressee`; nil for the server itself.
+    pub(super) fn respond(
+        &mut self,
+        request: &Request,
+        addressee: Uuid,
+        answer: &Frame,
+        wall: SystemTime,
+    ) -> Result<(), SendError> {
+        let peer = if addressee.is_nil() {
+            self.own.uuid
+        } else {
+            addressee
+        };
+        let addressed = Exchange::read(answer.payload_bytes()).map(|exchange| Exchange { peer, ..exchange });
+        let answer = addressed.map_or_else(|| answer.clone(), |exchange| exchange.readdress(answer));
+        self.own.check_length(answer.payload_bytes().len())?;
+        let mut parcel = self.parcel(&answer, wall);
+        self.send(None, request.from(), &mut parcel)
+    }
+
+    /// Sends a refusal in the name of the addressee `addressee`; nil for the server itself.
+    pub(super) fn refuse(&mut self, request: &Request, addressee: Uuid, why: &str, wall: SystemTime) {
+        if let Err(e) = self.respond(request, addressee, &request.refusal(why), wall) {
+            debug!(target: "ssntp::server", "a refusal is dropped: {e}");
+        }
+    }
+
+    /// Sends frames of a session of this server to the application of another server.
+    pub(super) fn pass_to(
+        &mut self,
+        server: Uuid,
+        from: &SessionInfo,
+        parcel: &Parcel,
+    ) -> Result<(), SendError> {
+        self.links
+            .send_to_application(server, from.uuid, parcel, &mut self.sending.actions)
+    }
+}
