@@ -21,6 +21,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 use log::{error, info, warn};
+use miniz_oxide::deflate::compress_to_vec_zlib;
+use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 use ssntp_engine::{Documents, Engine, EngineError, Join, Member, Membership, View, When};
 use uuid::Uuid;
 
@@ -36,6 +38,12 @@ use ssntp_transport::{locked, locked_again, now};
 const POLICY: &str = "policy";
 /// The longest document. etcd takes requests of 1.5 MiB.
 const LONGEST: usize = 1 << 20;
+/// The longest JSON of a compressed document, which bounds the memory of reading one.
+const LONGEST_JSON: usize = 64 << 20;
+/// The first byte of a compressed document, which is no JSON: zlib with a window of 32 KiB.
+const ZLIB: u8 = 0x78;
+/// The usual level of zlib. Servers that differ in it would write the same policy again.
+const COMPRESSION: u8 = 6;
 /// A document without objects.
 const NOTHING: &[u8] = b"[]";
 /// The time limit for reading an edit back, and for repeating an edit that lost against others. A
@@ -210,7 +218,8 @@ impl Shared {
     fn write(&self, text: &[u8], base: Option<u64>) -> Result<u64, EngineError> {
         if text.len() > LONGEST {
             let length = text.len();
-            let why = format!("the policy has {length} bytes, and the engine keeps at most {LONGEST}");
+            let why =
+                format!("the policy has {length} compressed bytes, and the engine keeps at most {LONGEST}");
             return Err(EngineError::Full(why));
         }
         self.documents
@@ -337,7 +346,12 @@ fn run(shared: &Shared, membership: &Weak<Membership>, woken: &Receiver<()>, mut
 }
 
 fn read(text: &[u8]) -> Result<Vec<ManagedObject>, FileError> {
-    ManagedObject::read_all(text, Format::Json)
+    if text.first() != Some(&ZLIB) {
+        return ManagedObject::read_all(text, Format::Json);
+    }
+    let json = decompress_to_vec_zlib_with_limit(text, LONGEST_JSON);
+    let json = json.map_err(|e| FileError::Json(e.to_string()))?;
+    ManagedObject::read_all(&json, Format::Json)
 }
 
 /// The document of the policy that this server has.
@@ -345,7 +359,14 @@ fn own_document(events: &ServerEvents) -> Result<Vec<u8>, CallError> {
     document(&own_copy::copy(events)?.1).map_err(CallError::Document)
 }
 
-/// The document of a policy: without blanks, because its length is limited.
+/// The document of a policy: JSON without blanks, and compressed if it is too long for the engine.
 fn document(objects: &[ManagedObject]) -> Result<Vec<u8>, FileError> {
-    serde_json::to_vec(objects).map_err(|e| FileError::Json(e.to_string()))
+    let text = serde_json::to_vec(objects).map_err(|e| FileError::Json(e.to_string()))?;
+    match text.len() {
+        length if length <= LONGEST => Ok(text),
+        length if length <= LONGEST_JSON => Ok(compress_to_vec_zlib(&text, COMPRESSION)),
+        length => Err(FileError::Json(format!(
+            "it has {length} bytes, and servers share at most {LONGEST_JSON}"
+        ))),
+    }
 }

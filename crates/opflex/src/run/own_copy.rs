@@ -100,10 +100,16 @@ pub(super) fn replace(
     objects: Vec<ManagedObject>,
     revision: u64,
 ) -> Result<usize, CallError> {
-    // One call, because each piece would have a revision of its own, which a document may have, too. The
-    // length of a document has a limit, so the call is short.
+    let (compared, wanted, Difference { delete, merge }) = difference(events, objects)?;
+    // One call, because each piece would have a revision of its own, which a document may have, too.
     call(events, move |cx| {
-        let changed = cx.edit(Edit::Reload(objects))?.len();
+        let edit = if cx.core().policy_revision() == compared {
+            Edit::Update(delete, merge)
+        } else {
+            // Another edit came between.
+            Edit::Reload(wanted.to_objects())
+        };
+        let changed = cx.edit(edit)?.len();
         cx.core.begin_at_revision(revision);
         Ok(changed)
     })?
@@ -162,16 +168,7 @@ fn in_pieces(
 }
 
 fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
-    // A policy that does not fit the model is refused before the first change.
-    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
-    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
-    wanted.merge(objects)?;
-    let (revision, comparison) = visit(
-        events,
-        || Comparison::new(&wanted),
-        |comparison, object| comparison.add(&object),
-    )?;
-    let Difference { delete, merge } = comparison.finish();
+    let (revision, wanted, Difference { delete, merge }) = difference(events, objects)?;
     // Only at the revision of the comparison, which is wrong for any other one.
     match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
         // Another edit came between. No edit can come between in one call.
@@ -180,6 +177,24 @@ fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -
         }
         result => result,
     }
+}
+
+/// Compares the present policy with a wanted one, piece by piece: the revision of the present one, the
+/// wanted one, and the difference. Policy that does not fit the model is refused.
+fn difference(
+    events: &ServerEvents,
+    objects: Vec<ManagedObject>,
+) -> Result<(u64, Tree, Difference), CallError> {
+    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
+    let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
+    wanted.merge(objects)?;
+    let (revision, comparison) = visit(
+        events,
+        || Comparison::new(&wanted),
+        |comparison, object| comparison.add(&object),
+    )?;
+    let difference = comparison.finish();
+    Ok((revision, wanted, difference))
 }
 
 /// What turns the present policy into another one: the objects to delete, and then the objects to merge,

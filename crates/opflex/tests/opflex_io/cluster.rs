@@ -257,7 +257,9 @@ fn a_malformed_document_is_not_applied_and_a_reload_replaces_it() {
 fn a_policy_that_is_too_long_for_the_engine_is_refused() {
     let engine = MemoryEngine::new();
     let one = join(&engine, vec![object("/a/", "first")]);
-    let long = object("/b/", &"x".repeat(1 << 20));
+    // Of random digits, which cannot be compressed to less than half.
+    let digits = (0..3 << 15).map(|_| uuid::Uuid::new_v4().simple().to_string());
+    let long = object("/b/", &digits.collect::<String>());
     let refused = one.handle().edit(Edit::Merge(vec![long.clone()])).unwrap_err();
     assert!(
         refused
@@ -273,6 +275,45 @@ fn a_policy_that_is_too_long_for_the_engine_is_refused() {
             .contains("and the engine keeps at most 1048576"),
         "{refused}"
     );
+}
+
+#[test]
+fn a_policy_of_more_than_a_mebibyte_is_compressed_in_the_engine() {
+    let engine = MemoryEngine::new();
+    let one = join(&engine, vec![object("/a/", "first")]);
+    let two = join(&engine, Vec::new());
+    let group = |n: usize| {
+        object(
+            &format!("/PolicyUniverse/PolicySpace/shop/GbpEpGroup/{n}/"),
+            "web",
+        )
+    };
+    let mut policy: Vec<_> = (0..10_000).map(group).collect();
+    assert!(serde_json::to_vec(&policy).unwrap().len() > 1 << 20);
+    edit(&one, Edit::Reload(policy.clone()));
+    let changed = object("/PolicyUniverse/PolicySpace/shop/GbpEpGroup/7/", "front");
+    assert_eq!(edit(&two, Edit::Merge(vec![changed.clone()])), 1);
+    policy[7] = changed;
+    policy.sort_by(|one, other| one.uri.cmp(&other.uri));
+    let is_in_force = |server: &Server| server.handle().policy().unwrap() == policy;
+    until(|| [&one, &two].into_iter().all(is_in_force) && revision(&one) == revision(&two));
+    // A short policy stays readable for people.
+    edit(&one, Edit::Reload(vec![object("/a/", "last")]));
+    until_same(&one, &two, &["last"]);
+    let Ok(ssntp_engine::Answer::Kept(kept)) = engine.clone().ask(&Request::Read) else {
+        panic!("the engine answers");
+    };
+    assert!(kept.entries["documents/policy"].value.starts_with(b"[{"));
+    // A document that only pretends to be compressed is malformed.
+    put(&engine, b"x\x9c and no more");
+    until(|| {
+        matches!(
+            one.handle().edit(Edit::Merge(Vec::new())),
+            Err(CallError::Document(_))
+        )
+    });
+    edit(&one, Edit::Reload(vec![object("/a/", "again")]));
+    until_same(&one, &two, &["again"]);
 }
 
 #[test]
