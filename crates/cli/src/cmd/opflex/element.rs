@@ -1,7 +1,7 @@
 //! `ssntp opflex element`: a policy element.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crossbeam_channel::select;
@@ -10,25 +10,29 @@ use ssntp_opflex::PolicyElement;
 use ssntp_opflex::message::Proxies;
 use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri, is_mac};
 use ssntp_opflex::policy_element::{ElementEvent, ElementSettings, Health, ObjectChange, Store};
-use ssntp_opflex::run::{ElementConfig, ElementHandle, Reference};
+use ssntp_opflex::run::{CallError, ElementConfig, ElementHandle, Reference};
 
 use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_properties, print_with_note};
+use super::timers::TimerArgs;
 use super::tls::ClientTls;
 use crate::connection::to_dial;
+use crate::credentials::FilesRead;
 use crate::daemon::{Daemon, Next, on};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems};
 use crate::signals::Stop;
+use crate::watched::Watched;
 
 /// Resolve policy, declare endpoints and report state
 ///
 /// Without --watch it waits until servers have answered every request, prints the resolved
 /// objects, and ends. With --watch it keeps running and prints changes. While it keeps
-/// running, it reads the files of its certificates again when they change, and at SIGHUP.
+/// running, it reads the files of its certificates, of --declare and of --report again when
+/// they change, and at SIGHUP; what a file no longer has is undeclared, or reported no more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -71,12 +75,8 @@ pub(crate) struct Args {
     /// The policy to use until a server answers: an array of managed objects
     #[arg(long, value_name = "FILE")]
     start_policy: Option<PathBuf>,
-    /// The endpoints to declare: an array of managed objects
-    #[arg(long, value_name = "FILE")]
-    declare: Option<PathBuf>,
-    /// The state to report: an array of managed objects
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
+    #[command(flatten)]
+    sent: SentArgs,
     /// Keep running and print changes; with --serve alone it keeps running without
     /// printing
     #[arg(long)]
@@ -84,6 +84,11 @@ pub(crate) struct Args {
     /// The time for which servers report changes; requests are repeated within half of it
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
+    /// The pause before a request without an answer is repeated; it doubles each time
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    retry: Seconds,
+    #[command(flatten)]
+    timers: TimerArgs,
     /// The time to wait for all servers and answers, without --watch
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
@@ -101,6 +106,17 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// The files of objects that an element sends.
+#[derive(Debug, clap::Args)]
+struct SentArgs {
+    /// The endpoints to declare: an array of managed objects
+    #[arg(long, value_name = "FILE")]
+    declare: Option<PathBuf>,
+    /// The state to report: an array of managed objects
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
 /// A policy or an endpoint to resolve.
 #[derive(Debug)]
 struct Wanted {
@@ -116,10 +132,10 @@ impl Args {
         problems.of("resolve", Some(self.wanted()));
         for (key, file) in [
             ("start-policy", &self.start_policy),
-            ("declare", &self.declare),
-            ("report", &self.report),
+            ("declare", &self.sent.declare),
+            ("report", &self.sent.report),
         ] {
-            problems.of(key, file.as_deref().map(load_objects));
+            problems.of(key, file.as_deref().map(checked_objects));
         }
         problems
     }
@@ -228,6 +244,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let peers = args.connect.iter().map(Address::to_string);
     let mut settings = ElementSettings::new(args.name, args.domain, peers);
     settings.prr = args.prr.into();
+    settings.retry = args.retry.into();
+    settings.keepalive = args.timers.keepalive();
+    settings.identity_timeout = args.timers.identity();
     settings.acknowledge_updates = args.acknowledge;
     settings.location = args.location;
     settings.require_proxies = args.require_proxies;
@@ -239,16 +258,12 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     config.tls = connector;
     config.inspector = args.inspector.socket();
     config.serve = args.serve.socket();
-    let load = |path: &Option<PathBuf>| path.as_deref().map(load_objects).transpose();
-    config.start_policy = load(&args.start_policy)?.unwrap_or_default();
-    let (endpoints, reports) = (load(&args.declare)?, load(&args.report)?);
+    config.start_policy = load(args.start_policy.as_deref())?.unwrap_or_default();
+    let (objects, watched) = args.sent.read(|_| true)?;
+    let read = read.with(watched);
     let element = PolicyElement::start(config).map_err(Failure::new)?;
-    for endpoint in endpoints.into_iter().flat_map(subtrees) {
-        element.declare(endpoint).map_err(Failure::new)?;
-    }
-    for object in reports.into_iter().flatten() {
-        element.report(object).map_err(Failure::new)?;
-    }
+    let mut sent = Sent::default();
+    sent.update(&element, objects).map_err(Failure::new)?;
     let references = wanted.iter().map(|wanted| {
         let (subject, target) = (wanted.subject.clone(), wanted.target.clone());
         match wanted.store {
@@ -268,10 +283,13 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         });
         let reload = |_: Option<Args>| {
             let (connector, read) = args.tls.read()?;
+            // Standard input is at its end.
+            let (objects, watched) = args.sent.read(|path| path.as_os_str() != "-")?;
             if let Some(connector) = connector {
                 element.renew(connector)?;
             }
-            Ok(read)
+            sent.update(&element, objects)?;
+            Ok(read.with(watched))
         };
         daemon.serve(read, reload, vec![events])
     } else {
@@ -376,6 +394,74 @@ fn print_once(
         output.json(serde_json::to_string(&object)?)
     } else {
         print_with_note(output, &object, "")
+    }
+}
+
+/// Reads objects of a file, and checks them, so that an error names the file.
+fn checked_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
+    let objects = load_objects(path)?;
+    let checked = objects.iter().try_for_each(ManagedObject::check);
+    checked.map_err(|e| Failure::at(path, e)).map(|()| objects)
+}
+
+fn load(path: Option<&Path>) -> Result<Option<Vec<ManagedObject>>, Failure> {
+    path.map(checked_objects).transpose()
+}
+
+/// The endpoints and the reports of the files; `None` if there is no file.
+type SentObjects = [Option<Vec<ManagedObject>>; 2];
+
+impl SentArgs {
+    /// Reads those files that `takes` allows, and notes their state to watch them.
+    fn read(&self, takes: impl Fn(&Path) -> bool) -> Result<(SentObjects, FilesRead), Failure> {
+        let files = [&self.declare, &self.report].map(|path| path.as_deref().filter(|path| takes(path)));
+        let paths = files.iter().flatten().map(|path| (*path).to_owned());
+        let read = FilesRead {
+            watched: Watched::of(paths.collect()),
+            ..FilesRead::default()
+        };
+        let [endpoints, reports] = files.map(load);
+        Ok(([endpoints?, reports?], read))
+    }
+}
+
+/// What an element sends, as the files were when they were read last.
+#[derive(Debug, Default)]
+struct Sent {
+    declared: HashSet<Uri>,
+    reported: HashSet<Uri>,
+}
+
+impl Sent {
+    /// Sends the objects that have changed, and takes those back that are gone.
+    fn update(
+        &mut self,
+        element: &ElementHandle,
+        [endpoints, reports]: SentObjects,
+    ) -> Result<(), CallError> {
+        if let Some(endpoints) = endpoints {
+            let trees = subtrees(endpoints);
+            let tops = trees.iter().filter_map(|tree| tree.first());
+            let new = tops.map(|top| top.uri.clone()).collect();
+            let former = std::mem::replace(&mut self.declared, new);
+            for uri in former.difference(&self.declared) {
+                element.undeclare(uri)?;
+            }
+            for tree in trees {
+                element.declare(tree)?;
+            }
+        }
+        if let Some(reports) = reports {
+            let new = reports.iter().map(|object| object.uri.clone()).collect();
+            let former = std::mem::replace(&mut self.reported, new);
+            for uri in former.difference(&self.reported) {
+                element.withdraw(uri)?;
+            }
+            for object in reports {
+                element.report(object)?;
+            }
+        }
+        Ok(())
     }
 }
 

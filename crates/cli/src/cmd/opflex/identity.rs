@@ -7,6 +7,7 @@ use ssntp::transport::Address;
 use ssntp_opflex::message::{Peer, Proxies, Role};
 use ssntp_opflex::server::{OnLeave, RollUp, ServerSettings};
 
+use super::timers::TimerArgs;
 use crate::seconds::Seconds;
 
 /// The server, as its identity answer has it.
@@ -63,6 +64,8 @@ pub(super) struct IdentityArgs {
     /// For how long updates are sent and endpoints are kept if a request does not say it
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
+    #[command(flatten)]
+    timers: TimerArgs,
     /// How the server treats the endpoints of an element that disconnects: `remove` them,
     /// `keep` them until their time is over, or remove them after grace=SECONDS
     #[arg(long, value_name = "WHAT", value_parser = on_leave, default_value = "grace=30")]
@@ -89,6 +92,8 @@ impl IdentityArgs {
         settings.name_from_certificate = self.identity_from_certificate;
         settings.unique_names = self.unique_names;
         settings.default_prr = self.prr.into();
+        settings.keepalive = self.timers.keepalive();
+        settings.identity_timeout = self.timers.identity();
         settings.on_leave = self.on_leave;
         settings.roll_up = self.roll_up;
         settings

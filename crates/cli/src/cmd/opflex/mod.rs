@@ -9,11 +9,12 @@
 //! | `control` | the flags of commands that ask a running server |
 //! | `identity` | the flags for what a server tells elements |
 //! | `tls` | the flags for TLS |
+//! | `timers` | the flags for the times of a connection |
 //! | `local` | sockets for programs on the same host |
 //! | `source` | policy files |
 //! | `printing` | objects as people read them |
 //!
-//! `identity`, `local`, `tls` and `control` are flags of these, `source` reads the policy
+//! `identity`, `local`, `timers`, `tls` and `control` are flags of these, `source` reads the policy
 //! files, and `printing` prints objects.
 
 mod control;
@@ -25,6 +26,7 @@ mod printing;
 mod serve;
 mod show;
 mod source;
+mod timers;
 mod tls;
 
 use std::fmt::Display;

@@ -193,3 +193,82 @@ fn a_signal_before_the_answers_is_no_success() {
     element.signal(Signal::TERM);
     assert_eq!(element.wait().unwrap().code(), Some(143));
 }
+
+#[test]
+fn changed_files_of_objects_are_sent_and_what_they_lack_is_taken_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // Replaced, so that no half of it is read.
+    let write = |name: &str, uris: &[&str]| {
+        let object = |uri: &&str| serde_json::json!({"subject": "Ep", "uri": uri});
+        let objects: Value = uris.iter().map(object).collect();
+        fs::write(dir.join("new"), objects.to_string()).unwrap();
+        fs::rename(dir.join("new"), dir.join(name)).unwrap();
+    };
+    write("endpoints.json", &["/Ep/1/", "/Ep/2/"]);
+    write("reports.json", &["/Counter/1/"]);
+    let (server, mut output) = start(dir, &words("serve --listen 127.0.0.1:0 --control control"));
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let (element, _events) = start(
+        dir,
+        &words(&format!(
+            "element --connect {address} --declare endpoints.json --report reports.json --watch"
+        )),
+    );
+    let shown = |what: &str, wanted: &[&str]| {
+        until("the objects are those of the files", || {
+            let objects = lines(dir, &[what, "--control", "control", "--json"]);
+            let uris: Vec<_> = objects.iter().map(|one| &one["object"]["uri"]).collect();
+            (uris == wanted).then_some(()).ok_or(format!("{uris:?}"))
+        });
+    };
+    shown("endpoints", &["/Ep/1/", "/Ep/2/"]);
+    shown("reports", &["/Counter/1/"]);
+    write("endpoints.json", &["/Ep/2/", "/Ep/3/"]);
+    write("reports.json", &["/Counter/1/", "/Counter/2/"]);
+    shown("endpoints", &["/Ep/2/", "/Ep/3/"]);
+    shown("reports", &["/Counter/1/", "/Counter/2/"]);
+    // A file that cannot be used changes nothing, and the next one counts.
+    fs::write(dir.join("endpoints.json"), "[").unwrap();
+    write("reports.json", &["/Counter/3/"]);
+    shown("endpoints", &["/Ep/2/", "/Ep/3/"]);
+    write("endpoints.json", &[]);
+    shown("endpoints", &[]);
+    end(element, Signal::TERM);
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn a_peer_that_is_silent_is_disconnected_after_the_time_of_the_flags() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (server, mut output) = start(dir, &words("serve --listen 127.0.0.1:0 --identity-timeout 0.05"));
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let mut silent = TcpStream::connect(address).unwrap();
+    silent.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    // The echoes of the server, and then the end, before the 45 s of the default.
+    let began = Instant::now();
+    silent.read_to_end(&mut Vec::new()).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
+    end(server, Signal::TERM);
+
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (element, mut events) = start(
+        dir,
+        &words(&format!(
+            "element --connect {address} --watch --json --echo 0.05 --silence 0.2 --retry 1"
+        )),
+    );
+    let _accepted = listener.accept().unwrap();
+    let reason = loop {
+        let event: Value = serde_json::from_str(&line(&mut events)).unwrap();
+        if let Some(reason) = event["reason"].as_str() {
+            break reason.to_owned();
+        }
+    };
+    assert_eq!(reason, "the peer has been silent for too long");
+    end(element, Signal::TERM);
+}
