@@ -51,6 +51,8 @@ class Frame(NamedTuple):
     payload: bytes
     #: UUID of the sender, if it had the frame traced.
     sender: Optional[str]
+    #: Its trace, as the line of docs/session.md has it: label, nodes, and trace_id if there is one.
+    trace: Optional[Dict[str, Any]] = None
 
 
 class Request(NamedTuple):
@@ -143,20 +145,35 @@ class Session:
 
     # Sending
 
-    def send(self, operand: str, payload: Payload = b"", timeout: Optional[float] = None) -> None:
+    def send(
+        self,
+        operand: str,
+        payload: Payload = b"",
+        timeout: Optional[float] = None,
+        trace: Optional[str] = None,
+        traceparent: Optional[str] = None,
+    ) -> None:
         """Sends a frame: puts it into the session's queue, which is sent at once.
 
+        With `trace`, a label, or `traceparent`, in the form of W3C Trace Context, it is traced.
         Raises `Error` if the frame was not accepted.
         """
-        self._ask({"do": "send", "operand": operand, **_encoded(payload), **_limit(timeout)})
+        self._ask(_frame(operand, payload, timeout, trace, traceparent))
 
-    def send_counted(self, operand: str, payload: Payload = b"", timeout: Optional[float] = None) -> int:
-        """Sends a frame, and returns the number of sessions that the server handed it to.
+    def send_counted(
+        self,
+        operand: str,
+        payload: Payload = b"",
+        timeout: Optional[float] = None,
+        trace: Optional[str] = None,
+        traceparent: Optional[str] = None,
+    ) -> int:
+        """Sends a frame as `send`, and returns the number of sessions that the server handed it to.
 
         Raises `Error`: with the codes `disconnected` and `timed_out` the frame may be lost.
         """
-        line = {"do": "send", "operand": operand, "receipt": True}
-        receivers = self._ask({**line, **_encoded(payload), **_limit(timeout)})["receivers"]
+        line = _frame(operand, payload, timeout, trace, traceparent)
+        receivers = self._ask({**line, "receipt": True})["receivers"]
         assert isinstance(receivers, int)
         return receivers
 
@@ -363,7 +380,7 @@ def _event(line: Dict[str, Any]) -> Optional[Event]:
     event = line["event"]
     if event == "frame":
         sender = line.get("from", {}).get("uuid")
-        return Frame(line["type"], line["operand"], _payload(line), sender)
+        return Frame(line["type"], line["operand"], _payload(line), sender, line.get("trace"))
     if event == "request":
         return Request(line["operand"], _payload(line), line["from"]["uuid"], line["request"])
     if event == "connected":
@@ -378,6 +395,19 @@ def _event(line: Dict[str, Any]) -> Optional[Event]:
 
 def _size(event: Event) -> int:
     return len(event.payload) if isinstance(event, (Frame, Request)) else 0
+
+
+def _frame(
+    operand: str,
+    payload: Payload,
+    timeout: Optional[float],
+    trace: Optional[str],
+    traceparent: Optional[str],
+) -> Dict[str, Any]:
+    line = {"do": "send", "operand": operand, **_encoded(payload), **_limit(timeout)}
+    traced = {"trace": trace, "traceparent": traceparent}
+    line.update((name, value) for name, value in traced.items() if value is not None)
+    return line
 
 
 def _encoded(payload: Payload) -> Dict[str, str]:

@@ -42,6 +42,23 @@ class Sessions(unittest.TestCase):
                 self.assertEqual((frame.type, frame.operand, frame.payload), ("COMMAND", "STATS", expected))
             self.assertEqual(agent.send_counted("STATS", "load: 2"), 1)
 
+    def test_a_traced_frame_shows_its_way(self) -> None:
+        with session("controller") as controller, session("agent") as agent:
+            controller.wait_connected(LIMIT)
+            of_agent = agent.wait_connected(LIMIT).uuid
+            frames = iter(controller)
+            agent.send("STATS", trace="one")
+            parent = "00-%s-%s-01" % ("a1" * 16, "b2" * 8)
+            self.assertEqual(agent.send_counted("STATS", traceparent=parent), 1)
+            agent.send("STATS")
+            one, two, plain = next(frames), next(frames), next(frames)
+            assert one.trace is not None and two.trace is not None
+            self.assertEqual((one.trace["label"], one.trace["nodes"][0]["uuid"]), ("one", of_agent))
+            self.assertEqual((one.sender, plain.sender, plain.trace), (of_agent, None, None))
+            self.assertEqual((two.trace["trace_id"], two.trace["span_id"]), ("a1" * 16, "b2" * 8))
+            with self.assertRaisesRegex(ssntp.Error, "traceparent"):
+                agent.send("STATS", traceparent="00-1")
+
     def test_a_request_is_answered_or_refused(self) -> None:
         with session("agent") as asked, session("controller") as asker:
             to = asked.wait_connected(LIMIT).uuid

@@ -95,6 +95,13 @@ impl Role {
             .map(|(role, _, _)| role)
             .filter(move |role| self.contains(*role))
     }
+
+    /// The name of each of its roles, and unknown bits in hexadecimal.
+    pub fn names(self) -> Vec<String> {
+        let text = self.to_string();
+        let names = text.split(',').filter(|_| !self.is_empty());
+        names.map(str::to_owned).collect()
+    }
 }
 
 impl BitOr for Role {

@@ -8,7 +8,6 @@ use ssntp::payload::timestamp;
 use ssntp::proto::{Frame, Operands, Trace};
 use uuid::Uuid;
 
-use super::roles;
 use crate::application::Applications;
 use crate::connection::{Connection, Waited, Watch};
 use crate::failure::Failure;
@@ -173,25 +172,31 @@ pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) 
         Err(_) => object["payload_hex"] = hex(frame.payload_bytes()).into(),
     }
     if let Some((uuid, role)) = from {
-        object["from"] = json!({ "uuid": uuid, "roles": roles(&role.to_string()) });
+        object["from"] = json!({ "uuid": uuid, "roles": role.names() });
     }
     if let Some(trace) = frame.trace() {
-        // A node that noted no time has 0 in the trace.
-        let stamp = |nanos: u64| (nanos != 0).then(|| timestamp::format(nanos));
-        let nodes = trace.nodes().iter().map(|node| {
-            json!({
-                "uuid": node.uuid, "roles": roles(&node.role.to_string()),
-                "received_at": stamp(node.received_at), "sent_at": stamp(node.sent_at),
-            })
-        });
-        object["trace"] = json!({ "label": trace.label(), "nodes": nodes.collect::<Value>() });
-        if let Some(parent) = trace.traceparent() {
-            object["trace"]["trace_id"] = parent.trace_id().into();
-            object["trace"]["span_id"] = parent.span_id().into();
-        }
-        if let Some(duration) = trace.duration() {
-            object["trace"]["duration_us"] = (duration.as_secs_f64() * 1e6).into();
-        }
+        object["trace"] = self::trace(trace);
+    }
+    object
+}
+
+/// A trace as JSON.
+pub(super) fn trace(trace: &Trace) -> Value {
+    // A node that noted no time has 0 in the trace.
+    let stamp = |nanos: u64| (nanos != 0).then(|| timestamp::format(nanos));
+    let nodes = trace.nodes().iter().map(|node| {
+        json!({
+            "uuid": node.uuid, "roles": node.role.names(),
+            "received_at": stamp(node.received_at), "sent_at": stamp(node.sent_at),
+        })
+    });
+    let mut object = json!({ "label": trace.label(), "nodes": nodes.collect::<Value>() });
+    if let Some(parent) = trace.traceparent() {
+        object["trace_id"] = parent.trace_id().into();
+        object["span_id"] = parent.span_id().into();
+    }
+    if let Some(duration) = trace.duration() {
+        object["duration_us"] = (duration.as_secs_f64() * 1e6).into();
     }
     object
 }

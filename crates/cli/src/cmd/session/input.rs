@@ -13,7 +13,7 @@ use ssntp::proto::{Frame, FrameKind, Operands};
 use ssntp_transport::{locked, now, threads};
 use uuid::Uuid;
 
-use super::line::{Error, Id, Line, answer, payload};
+use super::line::{Error, Id, Line, answer, payload, traced};
 use super::{FLUSH, write};
 use crate::failure::Failure;
 use crate::input;
@@ -163,8 +163,11 @@ impl Input {
                 payload_base64,
                 timeout,
                 receipt: is_counted,
+                trace,
+                traceparent,
             } => {
                 let frame = Frame::with_payload(self.kind(&operand)?, payload(text, payload_base64)?);
+                let frame = traced(frame, trace.as_deref(), traceparent.as_deref())?;
                 if !self.operands.may_be_sent(frame.kind()) {
                     let why =
                         format!("{operand} cannot be sent: it is a request, or belongs to the handshake");

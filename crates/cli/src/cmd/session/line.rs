@@ -5,8 +5,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use ssntp::client::{Request, RequestError, SendFault};
-use ssntp::proto::{Frame, FrameKind, Operands};
+use ssntp::proto::{Frame, FrameKind, Operands, Trace, TraceParent};
 use uuid::Uuid;
+
+use crate::cmd::listen;
 
 /// The longest `id`, in bytes of its text.
 const MAX_ID: usize = 256;
@@ -24,6 +26,8 @@ pub(super) enum Line {
         timeout: Option<f64>,
         #[serde(default)]
         receipt: bool,
+        trace: Option<String>,
+        traceparent: Option<String>,
     },
     Request {
         #[serde(default)]
@@ -166,6 +170,17 @@ pub(super) fn payload(text: Option<String>, base64: Option<String>) -> Result<Ve
     }
 }
 
+/// The frame with the trace of a line, if it has one.
+pub(super) fn traced(frame: Frame, label: Option<&str>, parent: Option<&str>) -> Result<Frame, Error> {
+    let parent = parent.map(str::parse::<TraceParent>).transpose();
+    let parent = parent.map_err(|e| Error::new("bad_line", format!("traceparent: {e}")))?;
+    Ok(match (label, parent) {
+        (label, Some(parent)) => frame.traced(Trace::within(label.unwrap_or_default(), &parent)),
+        (Some(label), None) => frame.traced(Trace::new(label)),
+        (None, None) => frame,
+    })
+}
+
 /// The answer to a line. The answer to a request holds the reply.
 pub(super) fn answer(id: &Id, result: Result<Option<Frame>, Error>) -> Value {
     let mut line = json!({ "event": "answer", "id": id, "ok": result.is_ok() });
@@ -181,7 +196,10 @@ pub(super) fn answer(id: &Id, result: Result<Option<Frame>, Error>) -> Value {
 pub(super) fn frame(frame: &Frame, operands: &Operands) -> Value {
     let mut line = shown("frame", frame.kind(), operands);
     if let Some(origin) = frame.trace().and_then(|trace| trace.nodes().first()) {
-        line["from"] = json!({ "uuid": origin.uuid, "roles": crate::cmd::roles(&origin.role.to_string()) });
+        line["from"] = json!({ "uuid": origin.uuid, "roles": origin.role.names() });
+    }
+    if let Some(trace) = frame.trace() {
+        line["trace"] = listen::trace(trace);
     }
     add_payload(&mut line, frame);
     line

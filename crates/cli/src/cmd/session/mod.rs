@@ -29,7 +29,6 @@ use ssntp::client::{Backoff, Client, ClientError, ClientEvent};
 use ssntp::proto::Operands;
 
 use self::input::{Asked, Input};
-use super::roles;
 use crate::application::Applications;
 use crate::connection::{self, Complaint, Connection, Renewal, closed, ended};
 use crate::failure::Failure;
@@ -170,10 +169,10 @@ impl Writer<'_> {
                 write(&json!({
                     "event": "connected",
                     "uuid": self.client.uuid(),
-                    "roles": roles(&self.client.role().to_string()),
+                    "roles": self.client.role().names(),
                     "server": {
                         "uuid": server.uuid,
-                        "roles": roles(&server.role.to_string()),
+                        "roles": server.role.names(),
                         "name": server.name,
                         "address": server.address.to_string(),
                         "tracing": server.tracing,
