@@ -72,15 +72,17 @@ pub enum ClientError {
     #[error("cannot start a thread: {0}")]
     Thread(#[source] Arc<io::Error>),
     /// The server sent ConnectionAborted. The frame has no room for a reason; the server's log has
-    /// it. Correct the certificate or the UUID, unless the server's application refuses this
-    /// client.
+    /// it. Use a certificate that is bound to a UUID if this one is not. Otherwise the server's
+    /// application refuses this client.
     #[error(
-        "{server} refuses this client for good (ConnectionAborted): its certificate does not hold its role, is \
-         bound to another UUID or to none, or the server's application refuses it; the server's log has the reason"
+        "{server} refuses this client for good (ConnectionAborted): {}; the server's log has the reason",
+        refusals(*.is_bound)
     )]
     Aborted {
         /// The address of the server.
         server: String,
+        /// True if the client's certificate is bound to its UUID, so this is not the reason.
+        is_bound: bool,
     },
     /// Every server is ruled out: another attempt would fail with the same fault.
     #[error("no server is left to try: {}", list(.0))]
@@ -107,6 +109,16 @@ fn gave_up(attempts: u32) -> String {
     match attempts {
         1 => String::new(),
         _ => format!(", gave up after {attempts} attempts"),
+    }
+}
+
+/// The possible reasons of ConnectionAborted. A client does not start with a role that its certificate does
+/// not hold, or with a UUID that another certificate is bound to.
+fn refusals(is_bound: bool) -> &'static str {
+    if is_bound {
+        "the server's application refuses it, or its UUID is that of the server"
+    } else {
+        "its certificate is bound to no UUID, which the server may require, or the server's application refuses it"
     }
 }
 

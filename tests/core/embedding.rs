@@ -523,11 +523,17 @@ fn an_application_refuses_a_client_before_it_has_a_session() {
         Client::connect(config.attempts(1))
     };
     let first = connect(issue()).unwrap();
-    let stranger = connect(kit.identity(Role::AGENT).unwrap());
-    assert!(
-        matches!(stranger, Err(ClientError::Aborted { .. })),
-        "{stranger:?}"
-    );
+    // The client tells what may be the reason, which ConnectionAborted has no room for.
+    let stranger = ssntp::pki::CertificateRequest::new(Role::AGENT).uuid(Uuid::from_u128(8));
+    let stranger = kit.authority().issue(&stranger).unwrap().identity();
+    for (identity, may_be_unbound) in [(kit.identity(Role::AGENT).unwrap(), true), (stranger, false)] {
+        let refused = connect(identity).unwrap_err();
+        let ClientError::Aborted { is_bound, .. } = &refused else {
+            panic!("{refused}")
+        };
+        assert_eq!(*is_bound, !may_be_unbound);
+        assert_eq!(refused.to_string().contains("bound to no UUID"), may_be_unbound);
+    }
     for role in [Role::NETAGENT, Role::CNCIAGENT] {
         let postponed = connect(kit.identity(role).unwrap());
         assert!(

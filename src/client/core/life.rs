@@ -280,8 +280,7 @@ impl ClientCore {
         match session.reason {
             SessionEnd::Closed => return self.end(ClientError::Closed),
             SessionEnd::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
-                let server = session.standing.server.name.clone();
-                return self.end(ClientError::Aborted { server });
+                return self.aborted(session.standing.server.name.clone());
             }
             reason if !self.state.config.reconnect => return self.end(ClientError::Disconnected(reason)),
             SessionEnd::Renewed => {

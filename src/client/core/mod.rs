@@ -412,11 +412,17 @@ impl ClientCore {
         None
     }
 
+    /// The end after ConnectionAborted of this server.
+    fn aborted(&mut self, server: String) -> Stage {
+        let is_bound = self.credentials.identity.uuid().is_some();
+        self.end(ClientError::Aborted { server, is_bound })
+    }
+
     /// Records a failed attempt, and decides whether its server is tried again.
     fn attempt_failed(&mut self, server: usize, error: DialError, at: At) -> Stage {
         locked(&self.state.counts).failed(&error.fault);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
-            return self.end(ClientError::Aborted { server: error.server });
+            return self.aborted(error.server);
         }
         self.warn_if_invalid(at.wall);
         // A server that has accepted this client before can be repaired, for example by renewing an

@@ -213,7 +213,7 @@ fn aborted_is_final_even_if_other_servers_are_left() {
     peer.close();
     let reason = closed(&client);
     assert!(
-        matches!(&reason, ClientError::Aborted { server } if server.starts_with("memory-") && server.len() < 12),
+        matches!(&reason, ClientError::Aborted { server, .. } if server.starts_with("memory-") && server.len() < 12),
         "{reason}"
     );
     assert!(other.has_no_connection());
