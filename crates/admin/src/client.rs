@@ -17,7 +17,7 @@ impl Snapshot {
         let connected = figures.server.as_ref().map(|server| {
             json!({
                 "uuid": server.uuid,
-                "role": server.role.to_string(),
+                "roles": server.role.names(),
                 "name": server.name,
                 "address": server.address.to_string(),
                 "tls": server.tls,

@@ -39,7 +39,7 @@ impl Snapshot {
             .metrics
             .add_dispatcher(&figures.dispatcher, queues, received);
         snapshot.show("uuid", figures.uuid);
-        snapshot.show("role", figures.role.to_string());
+        snapshot.show("roles", figures.role.names());
         snapshot.show("started", rfc3339(figures.started));
         let limits = json!({
             "sessions": figures.max_sessions,
@@ -152,7 +152,7 @@ fn servers(figures: &Figures) -> Value {
     let links = figures.links.iter().map(|link| {
         json!({
             "uuid": link.server.uuid,
-            "role": link.server.role.to_string(),
+            "roles": link.server.role.names(),
             "address": link.server.address.to_string(),
             "advertised": link.server.advertised,
             "dialled": link.server.dialled,
@@ -287,7 +287,7 @@ fn shown(info: &SessionInfo, since: SystemTime, counters: &SessionCounters) -> V
     json!({
         "session": info.id().number(),
         "uuid": info.uuid(),
-        "role": info.role().to_string(),
+        "roles": info.role().names(),
         "address": info.address().to_string(),
         "certificate": certificate(info.certificate()),
         "since": rfc3339(since),

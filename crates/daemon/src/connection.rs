@@ -69,7 +69,7 @@ pub struct ServerArgs {
     server_name: Option<String>,
     /// The context for the values that are not given as flags, see `ssntp context`
     /// [default: the current context]
-    #[arg(long, value_name = "NAME", global = true, env = "SSNTP_CONTEXT")]
+    #[arg(long, value_name = "CONTEXT", global = true, env = "SSNTP_CONTEXT")]
     context: Option<String>,
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn of_client(client: ClientHandle) -> Figures {
 fn snapshot_of(figures: &ClientFigures, client: &ClientHandle) -> Snapshot {
     let mut snapshot = Snapshot::of_client(figures);
     snapshot.show("uuid", client.uuid());
-    snapshot.show("role", client.role().to_string());
+    snapshot.show("roles", client.role().names());
     snapshot
 }
 

@@ -30,7 +30,30 @@ pub(crate) fn run(args: &Args, whole: Command) -> Result<(), Failure> {
 pub(crate) fn script(shell: Shell, whole: Command) -> Vec<u8> {
     let (mut text, mut whole) = (Vec::new(), with_hints(whole));
     clap_complete::generate(shell, &mut whole, "ssntp", &mut text);
-    text
+    asking(shell, &String::from_utf8_lossy(&text)).into_bytes()
+}
+
+/// The value names of what only a running program knows, the word that stands for the values until the
+/// script is written, and the command that prints a table of them: they are in its first column, and a
+/// table without rows has one line.
+const ASKED: [(&str, &str, &str); 2] = [
+    ("CONTEXT", "@CONTEXT@", "ssntp context list"),
+    ("NODE", "@NODE@", "ssntp ctl nodes --timeout 2"),
+];
+
+/// The script, which runs these commands when such a value is completed.
+fn asking(shell: Shell, script: &str) -> String {
+    ASKED
+        .iter()
+        .fold(script.to_owned(), |script, (_, word, command)| {
+            let run = format!(r"{command} 2>/dev/null | sed 1d | cut -d\  -f1");
+            match shell {
+                // An action in parentheses has only fixed words.
+                Shell::Zsh => script.replace(&format!("({word})"), &format!("{{compadd -- $({run})}}")),
+                Shell::Fish => script.replace(&format!(r"{word}\t''"), &format!("({run})")),
+                _ => script.replace(word, &format!("$({run})")),
+            }
+        })
 }
 
 /// The names of the roles.
@@ -52,6 +75,8 @@ fn with_hints(command: Command) -> Command {
         let is_open = arg.get_possible_values().is_empty() && arg.get_value_hint() == ValueHint::Unknown;
         if !is_open || !arg.get_action().takes_values() {
             arg
+        } else if let Some((_, word, _)) = ASKED.iter().find(|(name, ..)| *name == value) {
+            arg.value_parser(PossibleValuesParser::new([word]))
         } else if value.starts_with("ROLE") {
             arg.value_parser(PossibleValuesParser::new(ROLES))
         } else if value == "OPERAND" {

@@ -20,6 +20,7 @@ pub(crate) enum Args {
     /// Make a context the current one
     Use {
         /// The name of the context
+        #[arg(value_name = "CONTEXT")]
         name: String,
     },
     /// Show the contexts
@@ -31,6 +32,7 @@ pub(crate) enum Args {
     /// Remove a context; its certificate files stay
     Remove {
         /// The name of the context
+        #[arg(value_name = "CONTEXT")]
         name: String,
     },
 }
@@ -106,8 +108,8 @@ fn list(as_json: bool) -> Result<(), Failure> {
 
 #[rustfmt::skip] // A table: one row a column.
 const COLUMNS: Columns<Contexts, (String, Context)> = &[
-    ("", |contexts, (name, _)| if *name == contexts.current { "*" } else { "" }.into()),
     ("context", |_, (name, _)| name.clone()),
+    ("", |contexts, (name, _)| if *name == contexts.current { "*" } else { "" }.into()),
     ("connect", |_, (_, context)| context.connect.join(",")),
     ("cert", |_, (_, context)| context.cert.clone()),
     ("ca", |_, (_, context)| context.ca.clone()),

@@ -13,12 +13,12 @@ use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
 use ssntp_transport::threads;
 use uuid::Uuid;
 
-use super::operands;
+use super::{listen, operands};
 use crate::application::Applications;
 use crate::connection::{Connection, Waited, Watch, ended};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{note, print_bytes};
+use crate::output::{note, print_bytes, print_json};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// How long connecting may take, and then how long the reply may take
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
+    /// Print the reply as one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// Answer requests with what a program prints
@@ -83,6 +86,10 @@ fn asking(applications: &Applications, named: &str) -> Result<(Operands, FrameKi
 }
 
 pub(crate) fn request(args: &Args) -> Result<(), Failure> {
+    ask(args).map_err(|failure| failure.in_json(args.json))
+}
+
+fn ask(args: &Args) -> Result<(), Failure> {
     let (operands, kind) = asking(&args.applications, &args.operand)?;
     let payload = match (&args.payload, &args.text) {
         (Some(path), _) => input::named(path)?,
@@ -92,7 +99,7 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
     let (config, renewal) = args.connection.config(&stop)?;
     // After a lost connection it is unknown whether the request was carried out, so it is not sent
     // again.
-    let client = Client::start(config.operands(operands).reconnect(false))?;
+    let client = Client::start(config.operands(operands.clone()).reconnect(false))?;
     Watch::new(&client, &stop, renewal).connect(args.timeout)?;
     // Asked on a thread of its own, so that a signal ends the wait.
     let (answer, answered) = bounded(1);
@@ -104,6 +111,9 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
             recv(answered) -> reply => {
                 let reply = reply.map_err(|_| ended(&client.handle()))?.map_err(explained)?;
                 client.close();
+                if args.json {
+                    return print_json(listen::to_json(&operands, &reply, None));
+                }
                 return print_bytes(reply.payload_bytes());
             }
             // The events are taken and dropped, because the answer could not get past a channel of

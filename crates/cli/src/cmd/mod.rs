@@ -61,7 +61,6 @@ pub(crate) enum Command {
     #[command(visible_alias = "netagent")]
     Agent(Box<AgentArgs>),
     Answer(exchange::AnswerArgs),
-    #[command(subcommand)]
     Cert(cert::Args),
     #[command(subcommand)]
     Cluster(cluster::Args),

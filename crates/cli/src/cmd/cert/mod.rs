@@ -12,22 +12,34 @@ mod signing;
 use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, value_parser};
+use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::pki::{
     Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Error, Fault, Host, KeyKind,
     RenewalRequest, RevocationReason, Revoked, Serial, SignedRevocationList, Trust, load_certificates,
 };
+use ssntp_transport::wall_clock;
 use uuid::Uuid;
 
+use self::show::{list_to_json, to_json};
 use crate::choice::Given;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
-use crate::output::{Output, print_line, printable};
+use crate::output::{Output, print_either, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    what: What,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum Args {
+enum What {
     Ca(Ca),
     Issue(Issue),
     Issuer(IssuerArgs),
@@ -43,7 +55,7 @@ pub(crate) enum Args {
 
 /// Make a certificate authority: DIR/ca.pem and DIR/ca.key
 #[derive(Debug, clap::Args)]
-pub(crate) struct Ca {
+struct Ca {
     /// The directory for the authority's files; it is made if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -70,7 +82,7 @@ pub(crate) struct Ca {
 /// A certificate of that name stays as it is: `ssntp cert renew` replaces it, and keeps its
 /// holder's UUID.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Issue {
+struct Issue {
     /// The authority's directory; the certificate is written there
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -92,7 +104,7 @@ pub(crate) struct Issue {
 /// The file is for `ssntp scheduler --issuer`. With it the scheduler gives nodes the roles
 /// that it lists, and no other. Each of several schedulers has an issuer of its own.
 #[derive(Debug, clap::Args)]
-pub(crate) struct IssuerArgs {
+struct IssuerArgs {
     /// The authority's directory; the issuer is written there
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -150,7 +162,7 @@ impl Holder {
 /// itself, which keeps its key: certificates that it has issued are valid under its
 /// old and its new certificate.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Renew {
+struct Renew {
     /// The directory of the authority and the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -181,7 +193,7 @@ pub(crate) struct Renew {
 /// Servers and clients with this list (--crl) refuse the certificates on it. Entries are
 /// never removed from it.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Revoke {
+struct Revoke {
     /// The directory of the authority and its list
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -200,7 +212,7 @@ pub(crate) struct Revoke {
 
 /// Sign the list of revoked certificates again, so that it stays valid: DIR/crl.pem
 #[derive(Debug, clap::Args)]
-pub(crate) struct Crl {
+struct Crl {
     /// The directory of the authority and its list
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -210,25 +222,26 @@ pub(crate) struct Crl {
 }
 
 /// Runs `ssntp cert`.
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+pub(crate) fn run(Args { json, what }: Args) -> Result<(), Failure> {
     // A signal does not interrupt the writing of a key or a list. If the program is killed instead, its
     // exit code is not 0.
     let _stop = Stop::install_for_commands()?;
-    match args {
-        Args::Ca(ca) => make(ca),
-        Args::Issue(request) => issue(request),
-        Args::Issuer(args) => issuer(&args),
-        Args::Request(request) => signing::request(request),
-        Args::Sign(request) => signing::sign(request),
-        Args::Renew(args) => renew(&args),
-        Args::Revoke(args) => revoke(&args),
-        Args::Crl(args) => sign_list(&args),
-        Args::Show(args) => show::show(&args),
-        Args::Verify(args) => show::verify(&args),
-    }
+    let done = match what {
+        What::Ca(ca) => make(ca, json),
+        What::Issue(request) => issue(request, json),
+        What::Issuer(args) => issuer(&args, json),
+        What::Request(request) => signing::request(request, json),
+        What::Sign(request) => signing::sign(request, json),
+        What::Renew(args) => renew(&args, json),
+        What::Revoke(args) => revoke(&args, json),
+        What::Crl(args) => sign_list(&args, json),
+        What::Show(args) => show::show(&args, json),
+        What::Verify(args) => show::verify(&args, json),
+    };
+    done.map_err(|failure| failure.in_json(json))
 }
 
-fn make(args: Ca) -> Result<(), Failure> {
+fn make(args: Ca, json: bool) -> Result<(), Failure> {
     let mut request = AuthorityRequest::default()
         .name(args.name)
         .key(args.key)
@@ -246,8 +259,12 @@ fn make(args: Ca) -> Result<(), Failure> {
             Error::Exists { path } => exists(&path),
             other => other.into(),
         })?;
-    let info = authority.info();
-    print_line(made(&args.dir.join("ca.pem"), &info.subject, info))
+    let (info, path) = (authority.info(), args.dir.join("ca.pem"));
+    print_either(
+        json,
+        made_json(&path, info, None),
+        made(&path, &info.subject, info),
+    )
 }
 
 /// The line that reports a new certificate.
@@ -256,11 +273,21 @@ fn made(path: &Path, what: &str, info: &CertificateInfo) -> String {
     format!("{path}: {what}, {key} key, valid until {until}")
 }
 
+/// The same for programs, with the certificate that was in the file before.
+fn made_json(path: &Path, info: &CertificateInfo, before: Option<&CertificateInfo>) -> Value {
+    let now = wall_clock();
+    json!({
+        "file": path.to_string_lossy(),
+        "certificate": to_json(info, now),
+        "replaced": before.map(|before| to_json(before, now)),
+    })
+}
+
 fn exists(path: &Path) -> Failure {
     Failure::at(path, "exists already; --force replaces the authority")
 }
 
-fn issue(args: Issue) -> Result<(), Failure> {
+fn issue(args: Issue, json: bool) -> Result<(), Failure> {
     let request = args.holder.request().key(args.key).days(args.days);
     let path = args.dir.join(file_name(&request.name)?);
     if path.exists() && !args.force {
@@ -273,8 +300,8 @@ fn issue(args: Issue) -> Result<(), Failure> {
     let before = certificate_in(&path);
     issued.save(&path)?;
     let info = issued.info();
-    print_issued(&path, before.as_ref(), info)?;
-    if !has_hosts && !info.hosts.is_empty() {
+    print_issued(&path, before.as_ref(), info, json)?;
+    if !json && !has_hosts && !info.hosts.is_empty() {
         let names: Vec<_> = info.hosts.iter().map(ToString::to_string).collect();
         return print_line(format_args!(
             "clients reach it as {}; --host NAME gives it the name that other hosts use",
@@ -284,18 +311,15 @@ fn issue(args: Issue) -> Result<(), Failure> {
     Ok(())
 }
 
-fn issuer(args: &IssuerArgs) -> Result<(), Failure> {
+fn issuer(args: &IssuerArgs, json: bool) -> Result<(), Failure> {
     let path = args.dir.join(file_name(&args.name)?);
     if path.exists() && !args.force {
         return Err(Failure::at(&path, "exists already; --force replaces the issuer"));
     }
     let issuer = authority(&args.dir)?.issuer(&args.name, args.roles, args.days)?;
     issuer.save(&path)?;
-    print_line(made(
-        &path,
-        &format!("an issuer for {}", args.roles),
-        issuer.info(),
-    ))
+    let (what, info) = (format!("an issuer for {}", args.roles), issuer.info());
+    print_either(json, made_json(&path, info, None), made(&path, &what, info))
 }
 
 /// The certificate that a new one is about to replace; `None` if there is none.
@@ -308,7 +332,11 @@ fn print_issued(
     path: &Path,
     before: Option<&CertificateInfo>,
     info: &CertificateInfo,
+    json: bool,
 ) -> Result<(), Failure> {
+    if json {
+        return print_json(made_json(path, info, before));
+    }
     let made = made(path, &format!("for {}", info.roles), info);
     match info.uuid {
         Some(uuid) => print_line(format_args!("{made}, bound to {uuid}"))?,
@@ -335,10 +363,10 @@ fn authority(directory: &Path) -> Result<Authority, Failure> {
     })
 }
 
-fn renew(args: &Renew) -> Result<(), Failure> {
+fn renew(args: &Renew, json: bool) -> Result<(), Failure> {
     let authority = authority(&args.dir)?;
     if is_authority(&args.name) {
-        return renew_authority(&authority, args);
+        return renew_authority(&authority, args, json);
     }
     let path = match Path::new(&args.name) {
         path if is_path(&args.name) => path.to_owned(),
@@ -386,6 +414,11 @@ fn renew(args: &Renew) -> Result<(), Failure> {
     };
     // Before the first line is printed, because the command ends if the output is closed.
     let list = args.revoke_old.then(revoke).transpose()?;
+    if json {
+        let mut value = made_json(&path, info, Some(before));
+        value["revocation_list"] = list.map_or(Value::Null, |list| signed_json(&args.dir, &list));
+        return print_json(value);
+    }
     let made = made(&path, &format!("renewed for {}", info.roles), info);
     print_line(format_args!("{made}, serial {}", info.serial))?;
     match list {
@@ -407,7 +440,7 @@ fn earlier_trust(ca: &Path, lists: &[PathBuf]) -> Result<Trust, Failure> {
     CrlArgs { crl, crl_strict }.trust(ca)
 }
 
-fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
+fn renew_authority(authority: &Authority, args: &Renew, json: bool) -> Result<(), Failure> {
     if args.revoke_old || args.issued_by.is_some() {
         return Err(Failure::usage(
             "an authority signs itself and keeps its key: --revoke-old and --issued-by are for what it issues",
@@ -416,13 +449,14 @@ fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
     let renewed = authority.renew_itself(&args.dir, args.days)?;
     let (info, path) = (renewed.info(), args.dir.join("ca.pem"));
     let made = made(&path, &format!("renewed {} with its old key", info.subject), info);
-    print_line(format_args!("{made}, serial {}", info.serial))
+    let text = format_args!("{made}, serial {}", info.serial);
+    print_either(json, made_json(&path, info, Some(authority.info())), text)
 }
 
 /// The number of days for which a revocation list is valid by default.
 const LIST_DAYS: u32 = 30;
 
-fn revoke(args: &Revoke) -> Result<(), Failure> {
+fn revoke(args: &Revoke, json: bool) -> Result<(), Failure> {
     let authority = authority(&args.dir)?;
     // All certificates are found before the first is revoked, so that one wrong name changes nothing.
     let mut revoked = Vec::new();
@@ -431,6 +465,9 @@ fn revoke(args: &Revoke) -> Result<(), Failure> {
         revoked.push(Revoked::now(serial, args.reason));
     }
     let list = authority.revoke(&args.dir, &revoked, args.days)?;
+    if json {
+        return print_json(signed_json(&args.dir, &list));
+    }
     let mut output = Output::lock();
     for (text, Revoked { serial, .. }) in args.certificates.iter().zip(&revoked) {
         let is_new = list.added.iter().any(|added| added.serial == *serial);
@@ -441,9 +478,22 @@ fn revoke(args: &Revoke) -> Result<(), Failure> {
     print_list(&args.dir, &list)
 }
 
-fn sign_list(args: &Crl) -> Result<(), Failure> {
+fn sign_list(args: &Crl, json: bool) -> Result<(), Failure> {
     let list = authority(&args.dir)?.revoke(&args.dir, &[], args.days)?;
+    if json {
+        return print_json(signed_json(&args.dir, &list));
+    }
     print_list(&args.dir, &list)
+}
+
+/// A list that was signed, for programs: with the serial numbers that are new in it.
+fn signed_json(directory: &Path, list: &SignedRevocationList) -> Value {
+    let added = list.added.iter().map(|added| added.serial.to_string());
+    json!({
+        "file": directory.join("crl.pem").to_string_lossy(),
+        "added": added.collect::<Vec<_>>(),
+        "revocation_list": list_to_json(&list.info, wall_clock()),
+    })
 }
 
 fn print_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {

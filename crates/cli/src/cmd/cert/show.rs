@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use ssntp::Role;
 use ssntp::pki::{CertificateInfo, Error, Fault, Host, Identity, RevocationList, load_certificates};
 use ssntp_transport::wall_clock;
 
@@ -16,10 +15,7 @@ use crate::output::{Output, even_unread, print_json, print_line};
 
 /// Show what the certificates and revocation lists in a file say
 #[derive(Debug, clap::Args)]
-pub(crate) struct Show {
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+pub(super) struct Show {
     /// A PEM file with certificates or revocation lists
     file: PathBuf,
 }
@@ -29,24 +25,17 @@ pub(crate) struct Show {
 /// This checks the signatures up to the authority, the lifetimes, that the usages allow
 /// what the roles need, and that no list of --crl has the certificate.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Verify {
+pub(super) struct Verify {
     /// A PEM file with the trusted authorities
     #[arg(long, value_name = "FILE")]
     ca: PathBuf,
     #[command(flatten)]
     crl: CrlArgs,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
     /// A PEM file: the certificate, then the intermediate certificates
     file: PathBuf,
 }
 
-pub(super) fn show(args: &Show) -> Result<(), Failure> {
-    contents(args).map_err(|failure| failure.in_json(args.json))
-}
-
-fn contents(args: &Show) -> Result<(), Failure> {
+pub(super) fn show(args: &Show, json: bool) -> Result<(), Failure> {
     let lists = RevocationList::load(&args.file);
     let found = match load_certificates(&args.file) {
         // A file that has only revocation lists is fine.
@@ -71,7 +60,7 @@ fn contents(args: &Show) -> Result<(), Failure> {
         key_state(&args.file)
     };
     let now = wall_clock();
-    if args.json {
+    if json {
         return print_json(json!({
             "file": args.file.to_string_lossy(),
             "certificates": certificates.iter().map(|info| to_json(info, now)).collect::<Value>(),
@@ -154,7 +143,7 @@ fn hosts(info: &CertificateInfo) -> Vec<String> {
     info.hosts.iter().map(Host::to_string).collect()
 }
 
-fn list_to_json(list: &RevocationList, now: SystemTime) -> Value {
+pub(super) fn list_to_json(list: &RevocationList, now: SystemTime) -> Value {
     let revoked = list.revoked().into_iter().map(|revoked| {
         json!({
             "serial": revoked.serial.to_string(),
@@ -172,12 +161,12 @@ fn list_to_json(list: &RevocationList, now: SystemTime) -> Value {
     })
 }
 
-fn to_json(info: &CertificateInfo, now: SystemTime) -> Value {
+pub(super) fn to_json(info: &CertificateInfo, now: SystemTime) -> Value {
     json!({
         "subject": info.subject,
         "issuer": info.issuer,
         "serial": info.serial,
-        "roles": role_names(info.roles),
+        "roles": info.roles.names(),
         "uuid": info.uuid,
         "hosts": hosts(info),
         "other_names": info.other_names,
@@ -190,10 +179,6 @@ fn to_json(info: &CertificateInfo, now: SystemTime) -> Value {
         "client_auth": info.client_auth,
         "sha256": info.fingerprint,
     })
-}
-
-fn role_names(roles: Role) -> Vec<String> {
-    roles.iter().map(|role| role.to_string()).collect()
 }
 
 /// The state of the private key in a file with certificates.
@@ -238,11 +223,7 @@ fn key_state(file: &Path) -> Key {
     }
 }
 
-pub(super) fn verify(args: &Verify) -> Result<(), Failure> {
-    check(args).map_err(|failure| failure.in_json(args.json))
-}
-
-fn check(args: &Verify) -> Result<(), Failure> {
+pub(super) fn verify(args: &Verify, json: bool) -> Result<(), Failure> {
     let trust = args.crl.trust(&args.ca)?;
     let chain = load_certificates(&args.file)?;
     let key = key_state(&args.file);
@@ -252,10 +233,10 @@ fn check(args: &Verify) -> Result<(), Failure> {
     });
     let file = args.file.to_string_lossy();
     match checked {
-        Ok(info) if args.json => print_json(json!({
+        Ok(info) if json => print_json(json!({
             "file": file,
             "ok": true,
-            "roles": role_names(info.roles),
+            "roles": info.roles.names(),
             "subject": info.subject,
             "uuid": info.uuid,
             "not_after": info.not_after_text(),
@@ -266,7 +247,7 @@ fn check(args: &Verify) -> Result<(), Failure> {
             print_line(format_args!("{file}: good for {roles}, valid until {until}"))
         }
         Err(fault) => {
-            if args.json {
+            if json {
                 let printed = print_json(json!({ "file": file, "ok": false, "reason": fault.to_string() }));
                 even_unread(printed)?;
             }

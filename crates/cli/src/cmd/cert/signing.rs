@@ -4,12 +4,13 @@
 use std::path::PathBuf;
 
 use clap::value_parser;
+use serde_json::json;
 use ssntp::Role;
 use ssntp::pki::KeyKind;
 
 use super::{Holder, authority, certificate_in, file_name, print_issued, stem};
 use crate::failure::Failure;
-use crate::output::print_line;
+use crate::output::print_either;
 
 /// Make a key, and a request for a certificate that an authority is to sign: DIR/NAME.key
 /// and DIR/NAME.csr
@@ -18,7 +19,7 @@ use crate::output::print_line;
 /// the request is for that key. Programs take the certificate with --cert and the key with
 /// --key.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Request {
+pub(super) struct Request {
     /// The directory for both files
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
@@ -34,7 +35,7 @@ pub(crate) struct Request {
 /// The certificate says what this command line says. Of the request only the key counts, and
 /// that its holder has signed the request.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Sign {
+pub(super) struct Sign {
     /// The directory of the authority, and for the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -51,20 +52,23 @@ pub(crate) struct Sign {
     file: PathBuf,
 }
 
-pub(super) fn request(args: Request) -> Result<(), Failure> {
+pub(super) fn request(args: Request, json: bool) -> Result<(), Failure> {
     let request = args.holder.request().key(args.key);
     let name = stem(&request.name)?;
     let path = |ending| args.dir.join(format!("{name}.{ending}"));
     let (key, to) = (path("key"), path("csr"));
     let had_key = request.write_signing_request(&key, &to)?;
     let was = if had_key { "there already" } else { "new" };
+    let value = json!({
+        "file": to.to_string_lossy(), "key": key.to_string_lossy(), "is_new_key": !had_key,
+        "roles": request.roles.names(),
+    });
     let (to, key, roles) = (to.display(), key.display(), request.roles);
-    print_line(format_args!(
-        "{to}: a request for {roles}, by the key {key} ({was})"
-    ))
+    let text = format_args!("{to}: a request for {roles}, by the key {key} ({was})");
+    print_either(json, value, text)
 }
 
-pub(super) fn sign(args: Sign) -> Result<(), Failure> {
+pub(super) fn sign(args: Sign, json: bool) -> Result<(), Failure> {
     let is_server = args.holder.roles.intersects(Role::SERVER | Role::SCHEDULER);
     // The default names are those of this machine, and the server is on another one.
     if is_server && args.holder.hosts.is_empty() {
@@ -82,5 +86,5 @@ pub(super) fn sign(args: Sign) -> Result<(), Failure> {
         return Err(Failure::at(&path, why));
     }
     let signed = authority.sign(&request, &args.file, &path)?;
-    print_issued(&path, before.as_ref(), &signed)
+    print_issued(&path, before.as_ref(), &signed, json)
 }

@@ -304,7 +304,7 @@ fn the_pages_show_the_state_of_a_server_and_its_sessions() {
     assert!(certificate["days_left"].as_i64().unwrap() > 300, "{certificate}");
     assert!(certificate["serial"].as_str().unwrap().contains(':'));
     let by_uuid = server.json(&format!("/sessions?uuid={}", controller.uuid()));
-    assert_eq!(by_uuid["sessions"][0]["role"], "controller");
+    assert_eq!(by_uuid["sessions"][0]["roles"], serde_json::json!(["controller"]));
     // Over several pages each session is listed once, in the order of connecting.
     let first = server.json("/sessions?limit=1");
     let next = first["next"].as_u64().unwrap();
@@ -630,7 +630,11 @@ fn a_client_is_ready_while_it_is_connected() {
     for daemon in [&agent, &cnci] {
         daemon.wait("/readyz", |code, _| code == 200);
         let info = daemon.json("/info");
-        assert_eq!(info["server"]["role"], "scheduler", "{info}");
+        assert_eq!(
+            info["server"]["roles"],
+            serde_json::json!(["scheduler"]),
+            "{info}"
+        );
         assert!(daemon.first.ends_with(info["uuid"].as_str().unwrap()), "{info}");
         check_text(&daemon.get("/metrics").1);
     }

@@ -338,6 +338,7 @@ fn a_command_with_json_fails_with_json() {
         "cert show --json none.pem",
         "cert verify --json --ca pki/ca.pem none.pem",
         "send STATS --json --connect unix:none --ca pki/ca.pem --cert none.pem",
+        "request COMMAND/0x81 --json --connect unix:none --ca pki/ca.pem --cert none.pem",
     ] {
         let output = ssntp(directory.path(), line);
         let error: Value = serde_json::from_slice(&output.stderr).unwrap();
@@ -347,6 +348,49 @@ fn a_command_with_json_fails_with_json() {
 }
 
 /// The pages that lead to a second host name it in the server's certificate.
+#[test]
+fn commands_that_write_describe_in_json_what_they_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let made = |line: &str| -> Value { serde_json::from_str(&succeed(at, line)).unwrap() };
+    let ca = made("cert ca --dir pki --json");
+    assert_eq!(
+        (&ca["file"], &ca["certificate"]["is_authority"]),
+        (&"pki/ca.pem".into(), &true.into())
+    );
+    let issued = made("cert --json issue --dir pki --role server");
+    assert_eq!(issued["file"], "pki/server.pem");
+    assert_eq!(issued["certificate"]["roles"], serde_json::json!(["server"]));
+    assert_eq!(issued["replaced"], Value::Null);
+    let request = made("cert request --role agent --json");
+    assert_eq!(
+        (&request["file"], &request["key"], &request["is_new_key"]),
+        (&"./agent.csr".into(), &"./agent.key".into(), &true.into())
+    );
+    let signed = made("cert sign --dir pki --role agent --json agent.csr");
+    let serial = &signed["certificate"]["serial"];
+    let revoked = made("cert revoke --dir pki --json agent");
+    assert_eq!(revoked["added"], serde_json::json!([serial]));
+    assert_eq!(
+        made("cert revoke --dir pki --json agent")["added"],
+        serde_json::json!([])
+    );
+    let renewed = made("cert renew --dir pki --revoke-old --json server");
+    let old = &issued["certificate"]["serial"];
+    assert_eq!(renewed["replaced"]["serial"], *old);
+    assert_ne!(renewed["certificate"]["serial"], *old);
+    assert_eq!(renewed["revocation_list"]["added"], serde_json::json!([old]));
+    let renewed = made("cert renew --dir pki --json ca");
+    assert_eq!(renewed["replaced"]["serial"], ca["certificate"]["serial"]);
+    let list = made("cert crl --dir pki --json");
+    assert_eq!(list["revocation_list"]["revoked"].as_array().unwrap().len(), 2);
+    let issuer = made("cert issuer --dir pki --json");
+    assert_eq!(issuer["file"], "pki/issuer.pem");
+    let failed = ssntp(at, "cert ca --dir pki --json");
+    let error: Value = serde_json::from_slice(&failed.stderr).unwrap();
+    assert!(error["error"].as_str().unwrap().contains("--force"), "{error}");
+}
+
 #[test]
 fn a_server_on_another_host_has_a_certificate_with_its_name() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");

@@ -38,6 +38,13 @@ fn requests_are_sent_and_answered_at_a_shell() {
     );
     // A rule of the server selects the client. An operand can be given by its number.
     assert!(ask("COMMAND/0x81 five").succeed()[0].starts_with("FIVE from "));
+    let reply: serde_json::Value =
+        serde_json::from_str(&ask(&format!("QUERY six {own} --json")).succeed()[0]).unwrap();
+    assert!(
+        reply["payload"].as_str().unwrap().starts_with("SIX from "),
+        "{reply}"
+    );
+    assert_eq!(reply["type"], "COMMAND");
     drop(program);
 
     for (limit, program, reason) in [

@@ -171,7 +171,7 @@ fn a_command_takes_missing_flags_from_its_context() {
         error.contains("there is no context \"dev\"; there are: other"),
         "{error}"
     );
-    assert!(user.done(&["context", "list"]).contains("*  other"));
+    assert!(user.done(&["context", "list"]).contains("other    *"));
     // Without a context the environment is used.
     user.done(&["context", "remove", "other"]);
     let mut send = user.command(&["send", "STATS"]);
@@ -437,4 +437,44 @@ fn a_hang_up_reloads_the_certificate_and_the_configuration_of_a_server() {
     assert_eq!(result["operand"], "CONFIGURE");
     assert!(result["payload"].as_str().unwrap().contains("/b"), "{result}");
     assert_eq!(with(&["send", "STATS"], "two").code(), Some(0));
+}
+
+/// The script of `ssntp completions bash` is run as bash does it.
+#[test]
+fn the_names_of_contexts_are_completed() {
+    let user = User::new();
+    let contexts = user.path(".config/ssntp");
+    fs::create_dir_all(&contexts).unwrap();
+    let context = "{connect: 'localhost:1', ca: a.pem, cert: b.pem, server_name: ''}";
+    let text = format!("current: work\ncontexts: {{home: {context}, work: {context}}}\n");
+    fs::write(contexts.join("contexts.yaml"), text).unwrap();
+    let program = PathBuf::from(crate::program().get_program());
+    let path = format!("{}:/usr/bin:/bin", program.parent().unwrap().display());
+    let completed = |words: &str| {
+        let mut bash = Command::new("bash");
+        bash.args([
+            "-c",
+            r#"source <(ssntp completions bash)
+            COMP_WORDS=($1 "") COMP_CWORD=${#COMP_WORDS[@]}-1
+            _ssntp ssntp "" "${COMP_WORDS[-2]}"
+            echo "${COMPREPLY[@]}""#,
+            "bash",
+            words,
+        ]);
+        bash.env("PATH", &path)
+            .env("HOME", user.path(""))
+            .env_remove("XDG_CONFIG_HOME");
+        let output = bash.output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        said.trim().to_owned()
+    };
+    assert_eq!(completed("ssntp listen --context"), "home work");
+    assert!(completed("ssntp context use").ends_with("home work"));
+    // No server can be asked for its nodes.
+    assert_eq!(completed("ssntp ctl delete --node"), "");
 }
