@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ssntp::Role;
 use ssntp_cluster::Needs;
 use ssntp_payload::Ready;
-use ssntp_scheduler::placement::{Placement, Policy, Verdict};
+use ssntp_scheduler::placement::{Placement, Policy, Siblings, Verdict};
 use uuid::Uuid;
 
 const ROUNDS: usize = 21;
@@ -80,7 +80,7 @@ const SCENARIOS: &[Scenario] = &[
     }),
     ("strict, every node waits for its READY: held", |nodes| {
         let mut cluster = Cluster::new(Policy::Strict, nodes, |_| (1 << 20, 1 << 20));
-        while let Verdict::Placed(_) = cluster.placement.place(&cluster.needs, None) {}
+        while let Verdict::Placed(_) = cluster.placement.place(&cluster.needs, None, &Siblings::new()) {}
         cluster
     }),
     (
@@ -165,7 +165,10 @@ impl Cluster {
     fn round(&mut self, operations: usize) -> Duration {
         let start = Instant::now();
         for _ in 0..operations {
-            let verdict = black_box(self.placement.place(black_box(&self.needs), None));
+            let verdict = black_box(
+                self.placement
+                    .place(black_box(&self.needs), None, &Siblings::new()),
+            );
             if let (Verdict::Placed(handed), Some(ready)) = (verdict, &self.ready) {
                 self.placement.ready(handed.node, ready);
             }

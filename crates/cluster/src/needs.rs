@@ -1,9 +1,14 @@
 //! The resources that a START requires, read once for placement, admission on a node and the
 //! check of a file that describes an instance.
 
+use uuid::Uuid;
+
 use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp_payload::Start;
+
+/// The maximum number of instances from which a START is kept apart. It bounds the time of a search.
+const MAX_APART: usize = 64;
 
 /// The resources and the node that a START requires.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +26,8 @@ pub struct Needs {
     pub hostname: String,
     /// True if the START needs a network node, false if it needs a compute node.
     pub network_node: bool,
+    /// The instances beside which it runs only if no other node has room.
+    pub apart_from: Vec<Uuid>,
 }
 
 impl Needs {
@@ -51,6 +58,12 @@ impl Needs {
             node_id: wanted.node_id.clone(),
             hostname: wanted.hostname.clone(),
             network_node: wanted.network_node,
+            apart_from: start
+                .apart_from
+                .iter()
+                .filter_map(Id::uuid)
+                .take(MAX_APART)
+                .collect(),
         })
     }
 

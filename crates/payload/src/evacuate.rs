@@ -6,7 +6,7 @@ use ssntp::payload::Id;
 use ssntp::schema;
 
 schema! {
-    /// Stop all instances of a node, and put the node into another state.
+    /// Stop all instances of a node, and put the node into another state; or only drain it.
     ///
     /// The payload of EVACUATE (COMMAND 0x4):
     ///
@@ -29,6 +29,10 @@ schema! {
         /// have ended here; default: false. Left out then. Written as `move`. A key of this project.
         #[serde(rename = "move", skip_serializing_if = "is_default")]
         moves: bool,
+        /// True if the node goes into maintenance at once and its instances continue to run, so that
+        /// their controllers can move them; default: false. Left out then. A key of this project.
+        #[serde(skip_serializing_if = "is_default")]
+        drain: bool,
     }
 }
 

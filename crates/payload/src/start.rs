@@ -111,6 +111,10 @@ schema! {
         /// Left out when empty.
         #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
         labels: BTreeMap<String, String>,
+        /// Instances that share a node with this one only if no other node has room for it. A scheduler
+        /// heeds the first 64. A key of this project; default: none. Left out when empty.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        apart_from: Vec<Id>,
         /// Its health check. A key of this project; default: none. Left out then.
         #[serde(skip_serializing_if = "Option::is_none")]
         health: Option<HealthCheck>,

@@ -12,7 +12,7 @@ use super::nodes::Nodes;
 use super::out::{Out, limited};
 use super::relay::{self, Addressed};
 use super::reports::{Reports, without};
-use super::starts::Starts;
+use super::starts::{Handled, Starts};
 use super::streams::Streams;
 use super::tenants::TenantTable;
 use ssntp::Role;
@@ -20,7 +20,8 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
 use ssntp::server::{DisconnectReason, SessionInfo};
 use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
-    AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, StartFailure, StatsSummary,
+    AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, StartFailure,
+    StartFailureReason, StatsSummary,
 };
 use ssntp_transport::excerpt;
 
@@ -228,9 +229,18 @@ impl Cluster {
     }
 
     /// Handles a command of a controller for itself or for a client that it names.
-    pub(super) fn handle_command(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+    pub(super) fn handle_command(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        tenants: &mut TenantTable,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) {
         if frame.kind() == Command::START {
-            self.starts.handle_start(out, from, frame);
+            if self.starts.handle_start(out, from, frame) == Handled::LacksAddress {
+                let joined = tenants.join(from, frame, |cnci| self.cncis.is_announced(cnci));
+                self.handle_joined(out, from, frame, joined);
+            }
         } else if frame.kind().is_of_streams() {
             let instances = self.starts.instances();
             let find = |instance| {
@@ -243,6 +253,21 @@ impl Cluster {
             self.streams.handle_command(out, from, frame, find);
         } else {
             self.relay(out, from, frame);
+        }
+    }
+
+    /// Handles a START that has named a tenant: it is placed, waits for the disk, or is refused.
+    pub(super) fn handle_joined(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        joined: Result<Option<Frame>, (StartFailureReason, String)>,
+    ) {
+        match joined {
+            Ok(Some(joined)) => self.starts.handle_joined(out, from, &joined),
+            Ok(None) => {}
+            Err((reason, why)) => self.starts.refuse(out, from, frame, reason, &why),
         }
     }
 

@@ -87,6 +87,13 @@ impl Cncis {
         cncis.filter(|cnci| cnci.announced.is_some()).count()
     }
 
+    /// True if this concentrator runs and has announced itself.
+    pub(super) fn is_announced(&self, cnci: Uuid) -> bool {
+        self.by_uuid
+            .get(&cnci)
+            .is_some_and(|cnci| cnci.announced.is_some())
+    }
+
     pub(super) fn handle_disconnected(&mut self, session: &SessionInfo) {
         self.by_uuid.remove(&session.uuid());
         // An agent reports its tenants again in each session.

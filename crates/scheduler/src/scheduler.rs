@@ -32,7 +32,7 @@ use ssntp::server::{
 };
 use ssntp_cluster::refusal::Reason;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
-use ssntp_payload::{EnrolmentRefusal, NewLeader};
+use ssntp_payload::{EnrolmentRefusal, NewLeader, StartFailureReason};
 use ssntp_transport::{LogLimit, now};
 
 /// The scheduler of a cluster, as the application of a [`Server`].
@@ -248,7 +248,7 @@ impl Scheduler {
                     self.handle_enrolment(cx, from, frame);
                 }
                 Command::TENANT => self.cluster.handle_tenant(out, &mut self.tenants, from, frame),
-                _ => self.cluster.handle_command(out, from, frame),
+                _ => self.cluster.handle_command(out, &mut self.tenants, from, frame),
             },
             FrameType::STATUS => self.cluster.handle_status(out, from, frame),
             FrameType::EVENT => self.cluster.handle_event(out, &mut self.tenants, from, frame),
@@ -673,8 +673,18 @@ impl Handler for Scheduler {
         let out = &mut Out::new(cx, &mut self.log);
         // Also done by a former leader, because its last write still needs an answer.
         self.configuration.proceed(out, lead);
-        for instance in self.tenants.proceed(out) {
+        let proceeded = self.tenants.proceed(out);
+        for instance in proceeded.freed {
             self.cluster.starts().record_gone(instance);
+        }
+        for (from, frame, written) in proceeded.starts {
+            let joined = written.map(|()| Some(frame.clone()));
+            let joined = joined.map_err(|why| (StartFailureReason::FullCloud, why));
+            if self.term.as_ref().is_none_or(Term::is_leading) {
+                self.cluster.handle_joined(out, &from, &frame, joined);
+            } else {
+                self.following.park_or_refuse(out, &from, &frame);
+            }
         }
         if !self.leads() {
             return self.following.expire(&mut Out::new(cx, &mut self.log));

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  Tenant ─ check ─▶ table ─▶ being written ─ done ─▶ Tenants, to the sender of Tenant
+//!  START that names a tenant ─ lease ─▶ being written ─ done ─▶ it has the address, and is placed
 //!  its node no longer has the instance, or its START has failed ─▶ its address is free
 //! ```
 //!
@@ -21,6 +22,7 @@ use uuid::Uuid;
 use super::config::SchedulerError;
 use super::keeper::Keeper;
 use super::out::{Out, limited};
+use super::parking::with_trace_of;
 use super::shared::{TENANTS, Written};
 use ipnet::Ipv4Net;
 use ssntp::payload::{Id, yaml};
@@ -30,8 +32,8 @@ use ssntp_cluster::refusal::Reason;
 use ssntp_cluster::subnet::{MAX_KEY, gateway, subnet};
 use ssntp_cluster::summed::{parse_summed, read_summed, summed};
 use ssntp_payload::{
-    PublicIpAssigned, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal,
-    Tenants as Answer, check_name,
+    CommandSubject, PublicIpAssigned, StartFailureReason, StartPayload, Tenant, TenantAction as Action,
+    TenantAddress, TenantEntry, TenantRefusal as Refusal, Tenants as Answer, check_name,
 };
 
 /// The maximum number of tenants. Each is a subnet with a concentrator.
@@ -49,23 +51,39 @@ const ADDRESS_LEN: usize = 64;
 
 /// Why a Tenant is refused: the reason and its text.
 type TenantRefused = (Refusal, String);
-/// An answer and its receiver.
-type Pending = (SessionInfo, Answer);
+/// What waits for a write, and the controller that it is of.
+type Pending = (SessionInfo, Due);
 
-/// The answers that are due after a write, and its result: the instances whose addresses are free in the
-/// file as well, or why it failed.
+#[derive(Debug)]
+enum Due {
+    Answer(Answer),
+    /// A START, with the address of its instance; true if it was leased for this START.
+    Start(Frame, bool),
+}
+
+/// What was due after a write, and its result: the instances whose addresses are free in the file as
+/// well, or why it failed.
 type FinishedWrite = (Vec<Pending>, Result<BTreeSet<Uuid>, String>);
 
-/// The table, and the answers that wait until it is written.
+/// What follows from a write that has ended.
+#[derive(Debug, Default)]
+pub(super) struct Proceeded {
+    /// The instances whose addresses are free in the file as well.
+    pub(super) freed: BTreeSet<Uuid>,
+    /// The STARTs that have waited, or the reason why the address of their instance may be lost.
+    pub(super) starts: Vec<(SessionInfo, Frame, Result<(), String>)>,
+}
+
+/// The table, and what waits until it is written.
 #[derive(Debug, Default)]
 pub(super) struct TenantTable {
     table: Table,
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
     keeper: Keeper,
-    /// Answers to changes that wait for the next write, with their receivers.
+    /// What waits for the next write.
     waiting: Vec<Pending>,
-    /// Answers to changes that are being written; `None` if there is no write in progress.
+    /// What waits for the write in progress; `None` if there is none.
     being_written: Option<Vec<Pending>>,
     /// True if the table has changes that the write in progress does not include.
     is_changed: bool,
@@ -453,11 +471,71 @@ impl TenantTable {
         // attempt, which would keep a full disk busy.
         self.is_changed = true;
         done.append(&mut self.waiting);
-        for (_, answer) in &mut done {
-            answer.reason = Refusal::NotSaved;
-            answer.detail.clone_from(&why);
-        }
         Some((done, Err(why)))
+    }
+
+    /// Adds a lease to a START that names a tenant by its name or UUID, and no network. Returns the START, or
+    /// `None` if it waits for the disk; [`proceed`](Self::proceed) returns it then. `is_announced` is true
+    /// for the concentrators that run. A UUID of no tenant only marks the instance.
+    ///
+    /// # Errors
+    /// The reason why its instance gets no address.
+    pub(super) fn join(
+        &mut self,
+        from: &SessionInfo,
+        frame: &Frame,
+        is_announced: impl Fn(Uuid) -> bool,
+    ) -> Result<Option<Frame>, (StartFailureReason, String)> {
+        use StartFailureReason::{FullCloud, InvalidData, NoNetCn};
+
+        let refused = |(refusal, why)| match refusal {
+            Refusal::AtLimit => (FullCloud, why),
+            _ => (InvalidData, why),
+        };
+        let mut payload: StartPayload = frame.payload().map_err(|e| (InvalidData, e.to_string()))?;
+        let start = &mut payload.start;
+        let id = &start.tenant_uuid;
+        let mut tenants = self.table.tenants.iter();
+        let is_it = |(name, record): &(&String, &Record)| *id == name.as_str() || *id == record.tenant_uuid;
+        let Some((name, record)) = tenants.find(is_it) else {
+            let marked = id.uuid().map(|_| Some(frame.clone()));
+            return marked.ok_or_else(|| (InvalidData, format!("there is no tenant {id:?}")));
+        };
+        if !is_announced(record.concentrator_uuid) {
+            let why = format!("the concentrator of tenant {name} does not run");
+            return Err((NoNetCn, why));
+        }
+        if self.waiting.len() >= MAX_WAITING {
+            return Err((FullCloud, "too many changes wait for the disk".to_owned()));
+        }
+        let asked = Tenant {
+            name: name.clone(),
+            instance_uuid: start.instance_uuid.into(),
+            ip: start.networking.private_ip.clone(),
+            ..Tenant::default()
+        };
+        let has_changed = self.lease(&asked).map_err(refused)?;
+        if let Some((record, (_, ip))) = self
+            .table
+            .tenants
+            .get(&asked.name)
+            .zip(self.instances.get(&start.instance_uuid))
+        {
+            start.tenant_uuid = record.tenant_uuid.into();
+            start.networking.concentrator_uuid = record.concentrator_uuid.into();
+            start.networking.concentrator_ip = record.concentrator_ip.addr().to_string();
+            start.networking.subnet = record.subnet.to_string();
+            start.networking.subnet_key = record.key.to_string();
+            start.networking.private_ip = ip.to_string();
+        }
+        let joined = with_trace_of(frame, identified(&payload, &CommandSubject::of(frame).command_id));
+        if self.keeper.is_durable() && (has_changed || self.is_changed || self.being_written.is_some()) {
+            self.waiting.push((from.clone(), Due::Start(joined, has_changed)));
+            self.is_changed = true;
+            self.write();
+            return Ok(None);
+        }
+        Ok(Some(joined))
     }
 
     /// Handles a Tenant of a controller, unless `in_use` says why the address of its instance is in
@@ -500,7 +578,7 @@ impl TenantTable {
         // A repeated request changes nothing, but its first change may not be on the disk yet.
         let is_behind = self.is_changed || self.being_written.is_some();
         if self.keeper.is_durable() && (has_changed || (changes && is_behind)) {
-            self.waiting.push((from.clone(), answer));
+            self.waiting.push((from.clone(), Due::Answer(answer)));
             // For a repeated request this causes one more write, and the answer waits for it.
             self.is_changed = true;
             self.write();
@@ -531,19 +609,37 @@ impl TenantTable {
         freed
     }
 
-    /// Answers the changes that have been written. Returns the instances whose addresses are free in
-    /// the file as well.
-    pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>) -> BTreeSet<Uuid> {
+    /// Answers the changes that have been written, and returns what else follows.
+    pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>) -> Proceeded {
         let Some((done, result)) = self.take_written() else {
-            return BTreeSet::new();
+            return Proceeded::default();
         };
-        for (to, answer) in done {
-            send(out, &to, &answer);
+        let mut proceeded = Proceeded::default();
+        for (of, due) in done {
+            match (due, &result) {
+                (Due::Start(start, _), Ok(_)) => proceeded.starts.push((of, start, Ok(()))),
+                (Due::Start(start, is_new), Err(why)) => {
+                    let instance = CommandSubject::of(&start).instance_uuid.uuid();
+                    // The next write frees it in the file.
+                    instance.filter(|_| is_new).map(|instance| self.release(instance));
+                    proceeded.starts.push((of, start, Err(why.clone())));
+                }
+                (Due::Answer(answer), Ok(_)) => send(out, &of, &answer),
+                (Due::Answer(answer), Err(why)) => {
+                    let not_saved = Answer {
+                        reason: Refusal::NotSaved,
+                        detail: why.clone(),
+                        ..answer
+                    };
+                    send(out, &of, &not_saved);
+                }
+            }
         }
-        result.unwrap_or_else(|e| {
-            limited!(warn, out, out.cx.uuid(), "tenants"; "a change of the tenants: {e}");
-            BTreeSet::new()
-        })
+        match result {
+            Ok(freed) => proceeded.freed = freed,
+            Err(e) => limited!(warn, out, out.cx.uuid(), "tenants"; "a change of the tenants: {e}"),
+        }
+        proceeded
     }
 }
 
@@ -553,6 +649,20 @@ impl Drop for TenantTable {
         // The thread accepts one more content while a write is in progress.
         self.being_written = None;
         self.write();
+    }
+}
+
+/// The frame of a START with its `command_id`, which failures repeat.
+fn identified(payload: &StartPayload, command_id: &str) -> Frame {
+    let frame = Frame::of(payload);
+    let bytes = frame.payload_bytes();
+    match bytes.strip_prefix(b"start:\n") {
+        Some(keys) if !command_id.is_empty() => {
+            // Every JSON string is also a YAML string.
+            let id = format!("start:\n  command_id: {}\n", serde_json::Value::from(command_id));
+            Frame::with_payload(frame.kind(), [id.as_bytes(), keys].concat())
+        }
+        _ => frame,
     }
 }
 

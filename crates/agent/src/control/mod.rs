@@ -678,7 +678,15 @@ impl Control {
         }
         if let Some(more) = out.may_log(now, "evacuated") {
             let next = excerpt(&evacuate.next_state);
-            info!("{}: evacuated, next is {next}{more}", out.node());
+            let how = if evacuate.drain { "drained" } else { "evacuated" };
+            info!("{}: {how}, next is {next}{more}", out.node());
+        }
+        if evacuate.drain {
+            self.service.handle_drain();
+            out.job(self.service.save());
+            out.wish_status(true);
+            out.wish_stats();
+            return Ok(());
         }
         let begins = self.service.handle_evacuate(evacuate.next_state);
         out.job(self.service.save());

@@ -8,7 +8,7 @@
 //!    └────── Restore ──────┴───────────────────────────────┘
 //! ```
 //!
-//! A node whose record can't be read begins as Closed, which Restore and EVACUATE end.
+//! A node that is drained, or whose record can't be read, is Closed, which Restore and EVACUATE end.
 //!
 //! OFFLINE is a switch of the node's owner, and independent of it.
 
@@ -35,8 +35,8 @@ pub(super) struct Service {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Normal,
-    /// The node's record could not be read. It may have been in maintenance, or not: its instances run
-    /// on, and it takes no START until an operator restores it.
+    /// The node is drained: its instances run on, and it takes no START until an operator restores it.
+    /// So does a node whose record could not be read, because it may have been in maintenance, or not.
     Closed,
     /// An EVACUATE stops the instances.
     Evacuating,
@@ -126,6 +126,13 @@ impl Service {
             self.mode = Mode::Evacuating;
         }
         begins
+    }
+
+    /// Begins to drain the node, unless it is evacuated or drained.
+    pub(super) fn handle_drain(&mut self) {
+        if self.mode == Mode::Normal {
+            self.mode = Mode::Closed;
+        }
     }
 
     /// Ends an evacuation; false if there is none, or the node is OFFLINE.

@@ -9,7 +9,7 @@ use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, W
 use crate::reconcile::{Labels, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
 use ssntp::payload::FrameTrace;
-use ssntp_payload::InstanceState;
+use ssntp_payload::{InstanceState, NodeStatus};
 use ssntp_transport::excerpt;
 use ssntp_view::{Change, Instance, Node, View};
 
@@ -20,6 +20,10 @@ pub(super) fn seen(view: &View, session: u64, is_complete: bool) -> Seen {
         session,
         told: is_complete && view.is_online(),
         nodes: reporting(view).map(|node| node.uuid).collect(),
+        in_maintenance: reporting(view)
+            .filter(|node| node.status == NodeStatus::Maintenance)
+            .map(|node| node.uuid)
+            .collect(),
         instances: view.instances().map(|one| (one.uuid, instance(one))).collect(),
     }
 }

@@ -23,6 +23,8 @@ use ssntp_http::{Answer, Refused, Reply, Stream};
 use ssntp_transport::{deadline, left};
 
 use super::programs::unavailable;
+use super::tokens::Right;
+use crate::model::Row;
 use crate::source::{Output, Rows, Source, Written};
 use crate::store::Query;
 
@@ -45,6 +47,7 @@ pub(super) fn reply(
     source: &dyn Source,
     after: Option<i64>,
     instance: Option<Uuid>,
+    right: Right,
     may_read: impl Fn() -> bool + Send + 'static,
 ) -> Result<Reply, Refused> {
     let answer = Answer::new(200, "text/event-stream", "");
@@ -69,7 +72,11 @@ pub(super) fn reply(
             return Ok(Reply::Parts(answer, Box::new(body)));
         }
     }
-    let rows = source.follow(after).map_err(unavailable)?;
+    let mut rows = source.follow(after).map_err(unavailable)?;
+    if right == Right::Read {
+        let mut whole = rows;
+        rows = Box::new(move |limit| Ok(whole(limit)?.map(Row::without_output)));
+    }
     let output = instance.map(|instance| {
         source.output(instance, true).unwrap_or_else(|why| {
             let mut end = Some(Written::End(Some(why)));

@@ -12,7 +12,7 @@ use super::access::{self, Access, Client};
 use super::events;
 use super::tokens::Right;
 use crate::daemon::{Snapshot, UserRequest};
-use crate::model::{self, Row, Spec};
+use crate::model::{self, Row, Spec, without_output};
 use crate::page::params::{Params, decode};
 use crate::reconcile::{self, RolloutOrder};
 use crate::source::{Picture, Source};
@@ -126,10 +126,10 @@ impl Programs {
                     let client = access.client(&request).ok().flatten();
                     client.is_some_and(|client| client.reads_output || output.is_none())
                 };
-                events::reply(&*self.source, after, output, may_read)
+                events::reply(&*self.source, after, output, client.right, may_read)
             }
-            ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None)?),
-            ("GET" | "HEAD", ["traces"]) => self.traces(&params),
+            ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None, client.right)?),
+            ("GET" | "HEAD", ["traces"]) => self.traces(&params, client.right),
             ("GET" | "HEAD", ["nodes", node, "figures"]) => {
                 allow(&["since"])?;
                 let since = number(&params, "since")?.unwrap_or(0);
@@ -232,7 +232,7 @@ impl Programs {
         Err(Refused::at(409, "revision", why))
     }
 
-    fn rows(&self, params: &Params, kind: Option<String>) -> Result<Vec<Row>, Refused> {
+    fn rows(&self, params: &Params, kind: Option<String>, right: Right) -> Result<Vec<Row>, Refused> {
         let known = [
             "after", "before", "limit", "workload", "instance", "node", "kind", "order",
         ];
@@ -257,11 +257,15 @@ impl Programs {
             limit,
             newest_first,
         };
-        self.source.rows(&query).map_err(unavailable)
+        let rows = self.source.rows(&query).map_err(unavailable)?;
+        Ok(match right {
+            Right::Write => rows,
+            Right::Read => rows.into_iter().map(Row::without_output).collect(),
+        })
     }
 
-    fn traces(&self, params: &Params) -> Found {
-        let rows = self.rows(params, Some("trace".into()))?;
+    fn traces(&self, params: &Params, right: Right) -> Found {
+        let rows = self.rows(params, Some("trace".into()), right)?;
         let traces = rows.iter().filter_map(|row| {
             let trace: FrameTrace = serde_json::from_str(&row.text).ok()?;
             Some(json!({ "id": row.id, "at": row.at, "trace": trace }))
@@ -334,18 +338,18 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params, right: Ri
             let asked = params.get("workload");
             let wanted = kept.state.instances.values();
             let wanted = wanted.filter(|kept| asked.is_empty() || kept.workload == asked);
-            let wanted = wanted.map(|kept| of_instance(view, Some(kept), view.instance(kept.uuid)));
+            let wanted = wanted.map(|kept| of_instance(view, Some(kept), view.instance(kept.uuid), right));
             let others = view
                 .instances()
                 .filter(|seen| asked.is_empty() && !kept.state.instances.contains_key(&seen.uuid));
-            let others = others.map(|seen| of_instance(view, None, Some(seen)));
+            let others = others.map(|seen| of_instance(view, None, Some(seen), right));
             list(wanted.chain(others))
         }
         ["instances", instance] => {
             let instance = uuid(instance)?;
             match (kept.state.instances.get(&instance), view.instance(instance)) {
                 (None, None) => Err(unknown("instance")),
-                (kept, seen) => found(&of_instance(view, kept.map(|kept| &**kept), seen)),
+                (kept, seen) => found(&of_instance(view, kept.map(|kept| &**kept), seen, right)),
             }
         }
         ["nodes"] => list(view.nodes().map(of_node)),
@@ -364,16 +368,22 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params, right: Ri
 }
 
 fn of_workload(kept: &Snapshot, workload: &model::Workload, right: Right) -> Value {
+    let mut status = kept.status.get(&workload.name).cloned();
     let mut value = match right {
         Right::Write => json!(workload),
-        Right::Read => json!(workload.without_values()),
+        Right::Read => {
+            for problem in status.iter_mut().filter_map(|status| status.problem.as_mut()) {
+                problem.truncate(without_output(problem).len());
+            }
+            json!(workload.without_values())
+        }
     };
-    value["status"] = json!(kept.status.get(&workload.name));
+    value["status"] = json!(status);
     value
 }
 
 /// An instance: the desired one, and as `seen` the state that its node has reported last.
-fn of_instance(view: &View, kept: Option<&model::Instance>, seen: Option<&Instance>) -> Value {
+fn of_instance(view: &View, kept: Option<&model::Instance>, seen: Option<&Instance>, right: Right) -> Value {
     let mut value = match (kept, seen) {
         (Some(kept), _) => json!(kept),
         (None, Some(seen)) => json!({ "uuid": seen.uuid, "workload": null, "node": seen.node }),
@@ -387,6 +397,11 @@ fn of_instance(view: &View, kept: Option<&model::Instance>, seen: Option<&Instan
         "stats": seen.stats,
         "ending": seen.ending().map(|ending| ending.to_string()),
     })));
+    if right == Right::Read
+        && let Some(detail) = value.pointer_mut("/seen/stats/health_detail")
+    {
+        *detail = without_output(detail.as_str().unwrap_or_default()).into();
+    }
     value
 }
 

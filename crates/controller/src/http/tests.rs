@@ -139,6 +139,78 @@ fn values_that_may_be_secret_are_for_clients_that_may_write() {
     }
 }
 
+/// The program of a health check may write a password of its environment.
+#[test]
+fn the_output_of_a_health_check_is_for_clients_that_may_write() {
+    let rig = Rig::start(false);
+    let why = "it is unhealthy: exit code 1: PASSWORD=hunter2";
+    let (node, instance) = (made_up::node_uuid(0), made_up::instance_uuid(0));
+    rig.made_up.change(|kept| {
+        let web = Arc::make_mut(kept.state.workloads.get_mut("web").unwrap());
+        web.rollout.why = format!("version 2: {why}");
+        kept.status.get_mut("web").unwrap().problem = Some(why.to_owned());
+    });
+    let mut stats = ssntp_payload::Stats {
+        node_uuid: node.into(),
+        ..ssntp_payload::Stats::default()
+    };
+    stats.instances.push(ssntp_payload::InstanceStats {
+        instance_uuid: instance.into(),
+        state: ssntp_payload::InstanceState::Active,
+        health: Some(Box::new(ssntp_payload::InstanceHealth {
+            state: ssntp_payload::HealthState::Unhealthy,
+            detail: "signal 9: hunter2: exit code 1: hunter2".into(),
+            ..ssntp_payload::InstanceHealth::default()
+        })),
+        ..ssntp_payload::InstanceStats::default()
+    });
+    rig.made_up.see(&ssntp::proto::Frame::of(&stats));
+    let row = rig
+        .made_up
+        .row(0, "failed", Some("web".into()), Some(instance), Some(node), why);
+    let reader = rig.reader();
+    let write = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let writer = format!("\r\nAuthorization: Bearer {write}");
+    let cookie = format!("\r\nCookie: {COOKIE}={}", tokens::digest(&write));
+    for path in [
+        "workloads",
+        "workloads/web",
+        "instances",
+        &format!("instances/{instance}"),
+        "history?order=newest",
+        "events",
+    ] {
+        let read = |header: &str| {
+            if path == "events" {
+                return event(&mut follow(&rig, &format!("?after={}", row - 1), header)).1;
+            }
+            let (code, _, body) = rig.ask(&format!("GET /api/v1/{path} HTTP/1.1{header}"), "");
+            assert_eq!(code, 200, "{path}");
+            body
+        };
+        assert!(read(&writer).contains("hunter2"), "{path}");
+        for header in ["", &reader, &cookie] {
+            let body = read(header);
+            assert!(!body.contains("hunter2"), "{path}: {body}");
+            assert!(
+                body.contains("exit code 1") || body.contains("signal 9"),
+                "{path}"
+            );
+        }
+    }
+    // Pages are for readers, and find no row by what they do not show.
+    for path in ["", "workloads", "workloads/web", "events"] {
+        for header in ["", &cookie, &writer] {
+            let (code, _, body) = rig.ask(&format!("GET /{path} HTTP/1.1{header}"), "");
+            assert!(code == 200 && !body.contains("hunter2"), "{path}: {body}");
+        }
+    }
+    let (_, _, body) = rig.ask("GET /events?q=hunter2 HTTP/1.1", "");
+    assert!(!body.contains("exit code 1"), "{body}");
+    let (_, _, body) = rig.ask(&format!("GET /instances/{instance} HTTP/1.1"), "");
+    assert!(body.contains("signal 9") && !body.contains("hunter2"), "{body}");
+}
+
 #[test]
 fn an_error_names_the_field_and_the_place() {
     let rig = Rig::start(false);

@@ -35,6 +35,17 @@ pub(super) fn read_health<'de, D: Deserializer<'de>>(
     }
 }
 
+/// A text without what the program of a health check has written, which may be a secret: all that
+/// follows its exit code or signal.
+pub(crate) fn without_output(text: &str) -> &str {
+    let is_how = |before: &&str| {
+        let how = before.trim_end_matches(|c: char| c.is_ascii_digit());
+        how.len() < before.len() && (how.ends_with("exit code ") || how.ends_with("signal "))
+    };
+    let mut before = text.match_indices(": ").map(|(at, _)| &text[..at]);
+    before.find(is_how).unwrap_or(text)
+}
+
 fn unknown<'v>(value: &'v Value, known: &Value) -> Option<&'v str> {
     value
         .as_object()?

@@ -29,7 +29,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub use self::spec::{MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Template, Update};
+pub(crate) use self::health::without_output;
+pub use self::spec::{MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Spread, Template, Update};
 pub(crate) use self::spec::{SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL};
 pub use self::start_keys::{StartKeys, check_start};
 pub use ssntp_payload::HealthCheck;
@@ -280,6 +281,17 @@ impl State {
     }
 }
 
+impl Row {
+    /// The row for clients that may only read, without output of health checks.
+    pub(crate) fn without_output(mut self) -> Self {
+        // A trace is JSON, and names frames.
+        if self.kind != "trace" {
+            self.text.truncate(without_output(&self.text).len());
+        }
+        self
+    }
+}
+
 impl Event {
     pub(crate) fn of_workload(kind: &'static str, workload: &str, text: String) -> Write {
         Write::Event(Self {
@@ -297,9 +309,11 @@ impl Workload {
         self.versions.iter().find(|version| version.number == number)
     }
 
-    /// A copy without the values of `env`, `user_data` and `meta_data`, for clients that may only read.
+    /// A copy without the values of `env`, `user_data` and `meta_data`, and without output of health checks,
+    /// for clients that may only read.
     pub(crate) fn without_values(&self) -> Self {
         let mut copy = self.clone();
+        copy.rollout.why = without_output(&copy.rollout.why).to_owned();
         for version in &mut copy.versions {
             version.template.hide_values();
         }

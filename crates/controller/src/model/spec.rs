@@ -49,6 +49,9 @@ pub struct Spec {
     /// The number of instances. Default: 1.
     #[serde(default = "one")]
     pub count: u32,
+    /// Where the instances run. Default: node.
+    #[serde(default, skip_serializing_if = "Spread::is_node")]
+    pub spread: Spread,
     /// Labels of each instance. Default: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -74,6 +77,23 @@ pub struct Spec {
     /// The replacement of instances of a former version.
     #[serde(default)]
     pub update: Update,
+}
+
+/// Where the instances of a workload run.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Spread {
+    /// On different nodes, as far as others have room.
+    #[default]
+    Node,
+    /// Wherever there is room.
+    None,
+}
+
+impl Spread {
+    fn is_node(&self) -> bool {
+        *self == Self::Node
+    }
 }
 
 /// The replacement of an instance that has ended, or whose node is away.
@@ -169,6 +189,12 @@ impl Spec {
         }
         if let Err((key, why)) = check_start(&self.start) {
             return wrong(&format!("start.{key}"), why.into());
+        }
+        if self.count > 1 && !self.start.networking.private_ip.is_empty() {
+            return wrong(
+                "start.networking.private_ip",
+                "several instances cannot have it; name only the tenant".into(),
+            );
         }
         if self.count > MAX_COUNT {
             return wrong("count", format!("it is more than {MAX_COUNT}"));
@@ -472,12 +498,12 @@ mod tests {
                 "start.volumes: the name",
             ),
             (
-                "name: a\nstart: {command: [a], tenant: blue}",
-                "start.tenant: no address in the tenant's network is leased",
+                "name: a\nstart: {command: [a], tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50}",
+                "start.tenant: an address in the tenant's network is leased for a tenant's name",
             ),
             (
-                "name: a\nstart: {command: [a], tenant_uuid: blue, networking: {subnet: 10.0.0.0/24}}",
-                "start.tenant: no address",
+                "name: a\ncount: 2\nstart: {command: [a], tenant: blue, networking: {private_ip: 10.0.0.2}}",
+                "start.networking.private_ip: several instances",
             ),
             (
                 "name: a\nstart: {command: [a], mem_mb: -1}",

@@ -9,7 +9,7 @@
 //! hostname: rack1-n07         # for requirements.hostname
 //! network_node: false         # for requirements.network_node
 //! persistent: true            # for persistence: all
-//! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50    # for tenant_uuid; with networking.private_ip
+//! tenant: blue                # for tenant_uuid; the scheduler leases an address in its network
 //! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
 //! health: {tcp: 8080}         # or http: {port: 8080, path: /ready}, or command: [test, -e, ready]
 //! ```
@@ -146,17 +146,16 @@ fn check(start: &Start) -> Result<(), String> {
 
 /// Checks what no agent would accept, so that a user learns of it at once.
 ///
-/// The instance of a tenant needs an address in the tenant's network. Without one it would run in the
-/// network of its host, beside the instances of all others.
+/// The instance of a tenant needs an address in the tenant's network. A scheduler leases one for the name of
+/// a tenant; an instance with a UUID that it does not know would run in the network of its host.
 ///
 /// # Errors
 /// The key, and the reason.
 pub fn check_start(start: &Start) -> Result<(), (&'static str, &'static str)> {
     let has_zero = |text: &String| text.contains('\0');
     let is_no_name = |name: &String| name.is_empty() || name.contains(['=', '\0']);
-    if !start.tenant_uuid.is_empty() && start.networking.private_ip.is_empty() {
-        let why = "no address in the tenant's network is leased for it, so it would run in the network of its \
-            host; `ssntp ctl start --tenant NAME` leases one, or name all of networking";
+    if start.tenant_uuid.uuid().is_some() && start.networking.private_ip.is_empty() {
+        let why = "an address in the tenant's network is leased for a tenant's name, and not for a UUID";
         return Err(("tenant", why));
     }
     if start.command.iter().any(has_zero) {

@@ -76,7 +76,7 @@ fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>)
     let words = scene.params.get("q").to_lowercase();
     let mut found = Vec::new();
     for _ in 0..MOST_SEARCHED / CHUNK {
-        let rows = scene.source.rows(&query)?;
+        let rows = scene.found(&query)?;
         let (is_last, last) = (rows.len() < CHUNK, rows.last().map(|row| row.id));
         for row in rows {
             let text = format!(

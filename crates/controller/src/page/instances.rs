@@ -11,7 +11,7 @@ use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Age, Badge, Grade, Link, Span, WorkloadLink, known, labels, megabytes, named};
 use crate::clock::time;
-use crate::model::{self, InstanceState as Kept};
+use crate::model::{self, InstanceState as Kept, without_output};
 use crate::source::{Picture, Written};
 use ssntp::payload::timestamp;
 use ssntp_http::Answer;
@@ -261,7 +261,10 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         .fact("In detail", &text(|stats| stats.detail.clone()))
         .fact(
             "Health",
-            &text(|stats| stats.health.as_ref().map(ToString::to_string).unwrap_or_default()),
+            &text(|stats| {
+                let health = stats.health.as_ref().map(ToString::to_string);
+                without_output(&health.unwrap_or_default()).to_owned()
+            }),
         )
         .fact("Workload", &workload)
         .fact("Node", &node)

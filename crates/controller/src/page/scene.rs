@@ -79,7 +79,14 @@ impl Scene<'_> {
             ..Query::default()
         };
         only(&mut query);
-        self.source.rows(&query)
+        self.found(&query)
+    }
+
+    /// The rows of the history that a query finds. A page shows no output of health checks, because it is
+    /// for readers.
+    pub(super) fn found(&self, query: &Query) -> Result<Vec<Row>, String> {
+        let rows = self.source.rows(query)?;
+        Ok(rows.into_iter().map(Row::without_output).collect())
     }
 
     pub(super) fn rows(&self, out: &mut Html, rows: &[Row]) {

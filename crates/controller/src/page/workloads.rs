@@ -8,7 +8,7 @@ use super::params::encode;
 use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Badge, Grade, WorkloadLink, labels};
-use crate::model::{RolloutState, Workload};
+use crate::model::{RolloutState, Workload, without_output};
 use crate::reconcile::Status;
 
 pub(super) struct WorkloadRow {
@@ -42,8 +42,8 @@ impl WorkloadRow {
 
     /// The last problem, as a sentence; empty if there is none.
     pub(super) fn why(&self) -> String {
-        let problem = self.status.problem.clone();
-        problem.unwrap_or_else(|| self.workload.rollout.why.clone())
+        let problem = self.status.problem.as_ref();
+        without_output(problem.unwrap_or(&self.workload.rollout.why)).to_owned()
     }
 }
 

@@ -7,13 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use ssntp::payload::Id;
 use ssntp_payload::HealthState;
 use uuid::Uuid;
 
+use super::input::Seen;
 use super::observe::{failed, is_over};
 use super::plan::{Command, Draft};
 use super::soft::{Soft, Status};
-use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload, Write};
+use crate::model::{Instance, InstanceState, Rollout, RolloutState, Spread, Workload, Write};
 
 /// The maximum number of instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
@@ -23,6 +25,8 @@ const MOST_STARTING_OF_ONE: usize = 64;
 /// The number of failed instances of a slot that stay on their nodes, and the time for which they do.
 const EVIDENCE: usize = 3;
 const EVIDENCE_MS: i64 = 7 * 86_400_000;
+/// The maximum number of siblings from which a new instance is kept apart. A scheduler heeds no more.
+const MOST_SIBLINGS: usize = 64;
 /// The time after the first DELETE after which an instance that its node still lists counts as one that
 /// hangs. Then the roll-out goes on without its slot.
 const STUCK: Duration = Duration::from_secs(60);
@@ -226,6 +230,8 @@ impl Decider<'_, '_> {
         let at_first = room_here;
         let mut statuses = Vec::new();
         let mut empty = 0;
+        let wanted = slots.values().flatten().filter(|instance| instance.wanted);
+        let mut siblings: Vec<_> = wanted.map(|instance| instance.uuid).collect();
         for slot in 1..=count {
             let of_slot = slots.get(&slot).map_or(&[][..], Vec::as_slice);
             let mut status = self.slot_status(workload, slot, of_slot);
@@ -236,7 +242,7 @@ impl Decider<'_, '_> {
             if let Some(instance) = blocking.filter(|instance| self.hangs(instance)) {
                 status = SlotStatus::Stuck(instance);
             }
-            if is_free && room_here > 0 && self.fill(workload, slot, uuids) {
+            if is_free && room_here > 0 && self.fill(workload, slot, &mut siblings, uuids) {
                 room_here -= 1;
                 empty += 1;
             }
@@ -269,6 +275,8 @@ impl Decider<'_, '_> {
             }
             InstanceState::Starting => {}
             _ if is_over(workload, instance) => {}
+            // The node may have ended it, which is no failure.
+            _ if self.is_to_leave(instance) => self.leave(instance),
             _ => self.replace(instance, &instance.ending),
         }
         SlotStatus::Empty
@@ -277,6 +285,10 @@ impl Decider<'_, '_> {
     fn status_of_running<'b>(&mut self, workload: &Workload, instance: &'b Instance) -> SlotStatus<'b> {
         let seen = self.draft.seen().instances.get(&instance.uuid);
         let Some(seen) = seen.filter(|seen| seen.ended.is_none() && self.draft.is_current(seen.node)) else {
+            // Its node does not start it again during maintenance.
+            if self.is_to_leave(instance) {
+                self.leave(instance);
+            }
             return SlotStatus::Empty;
         };
         let alive = self.soft.alive_for(instance, self.draft.now());
@@ -298,6 +310,22 @@ impl Decider<'_, '_> {
             _ if is_steady || is_former => SlotStatus::Unproven(instance),
             _ => SlotStatus::Running(instance),
         }
+    }
+
+    /// True if the node of an instance is being emptied, and another node is in service.
+    fn is_to_leave(&self, instance: &Instance) -> bool {
+        let Seen {
+            nodes,
+            in_maintenance,
+            ..
+        } = self.draft.seen();
+        let is_emptied = instance.node.is_some_and(|node| in_maintenance.contains(&node));
+        is_emptied && in_maintenance.len() < nodes.len()
+    }
+
+    fn leave(&mut self, instance: &Instance) {
+        self.draft
+            .mark_unwanted(instance, "moved", "leaves its node, which is in maintenance");
     }
 
     /// The reason why the last check of an instance failed.
@@ -336,7 +364,13 @@ impl Decider<'_, '_> {
     }
 
     /// Starts an instance in a free slot, unless the slot is in a pause. Returns true if it does.
-    fn fill(&mut self, workload: &Workload, slot: u32, uuids: &mut dyn FnMut() -> Uuid) -> bool {
+    fn fill(
+        &mut self,
+        workload: &Workload,
+        slot: u32,
+        siblings: &mut Vec<Uuid>,
+        uuids: &mut dyn FnMut() -> Uuid,
+    ) -> bool {
         let now = self.draft.now();
         let attempt = self.soft.attempt(&workload.name, slot, now);
         let version = workload.version_of(workload.version_for(slot));
@@ -354,7 +388,13 @@ impl Decider<'_, '_> {
             since: now.unix_ms,
             ..Instance::default()
         };
-        let payload = version.template.payload(&workload.name, slot, instance.uuid);
+        let mut payload = version.template.payload(&workload.name, slot, instance.uuid);
+        if workload.spec.spread == Spread::Node {
+            // The last ones, because no node has listed them yet.
+            let last = siblings.iter().rev().take(MOST_SIBLINGS);
+            payload.start.apart_from = last.map(|sibling| Id::from(*sibling)).collect();
+            siblings.push(instance.uuid);
+        }
         self.soft.sent(instance.uuid, false, now);
         let what = format!("is started with version {}", version.number);
         self.draft.change(instance, "starting", &what);
@@ -405,20 +445,22 @@ impl Decider<'_, '_> {
                 self.replace(instance, &why);
             }
         }
-        if workload.rollout.state == RolloutState::Paused {
-            return;
-        }
-        // An old instance is removed only while fewer than the allowed number are missing; the free
-        // slot is filled in a later step.
+        // An old instance, or one whose node is being emptied, is removed only while fewer than the allowed
+        // number are missing; the free slot is filled in a later step.
+        let is_paused = workload.rollout.state == RolloutState::Paused;
         for status in statuses {
-            if let Some(instance) = status.available()
-                && !is_new(instance)
-                && missing < limit
-            {
-                missing += 1;
+            let Some(instance) = status.available().filter(|_| missing < limit) else {
+                continue;
+            };
+            if !is_new(instance) && !is_paused {
                 self.draft
                     .mark_unwanted(instance, "rollout", &format!("makes room for version {version}"));
+            } else if instance.state == InstanceState::Running && self.is_to_leave(instance) {
+                self.leave(instance);
+            } else {
+                continue;
             }
+            missing += 1;
         }
     }
 

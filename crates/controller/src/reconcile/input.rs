@@ -25,6 +25,8 @@ pub struct Seen {
     pub told: bool,
     /// The nodes that are connected and report.
     pub nodes: BTreeSet<Uuid>,
+    /// Those of them that are in maintenance, or are being emptied for it.
+    pub in_maintenance: BTreeSet<Uuid>,
     /// The instances that nodes have listed.
     pub instances: BTreeMap<Uuid, SeenInstance>,
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 mod health;
+mod nodes;
 mod rollouts;
 
 use std::collections::BTreeSet;

@@ -39,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) back_at: u64,
     /// True while all checks fail here.
     pub(crate) is_sick: bool,
+    /// True while the node takes no START, because it is being emptied.
+    pub(crate) is_in_maintenance: bool,
     pub(crate) instances: BTreeMap<Uuid, Running>,
     incoming: VecDeque<Command>,
 }
@@ -109,7 +111,8 @@ impl Cluster {
 
     fn place(&mut self, payload: StartPayload, random: &mut Random) {
         let uuid = payload.start.instance_uuid;
-        let connected: Vec<_> = self.nodes.iter().filter(|(_, node)| node.is_connected).collect();
+        let open = |(_, node): &(&Uuid, &Node)| node.is_connected && !node.is_in_maintenance;
+        let connected: Vec<_> = self.nodes.iter().filter(open).collect();
         if connected.is_empty() || random.happens(20) {
             self.known.remove(&uuid);
             // No scheduler should forget to answer, but the slot must not wait for ever if one does.
@@ -160,6 +163,13 @@ impl Cluster {
             && let Some(command) = node.incoming.pop_front()
         {
             match command {
+                // The scheduler places it again.
+                Command::Start(payload) if node.is_in_maintenance => {
+                    let instance = payload.start.instance_uuid;
+                    self.given.remove(&instance);
+                    self.known.insert(instance, None);
+                    self.held.push(*payload);
+                }
                 Command::Start(payload) => {
                     let start = &payload.start;
                     let program = start.command[0].as_str();
@@ -228,6 +238,17 @@ impl Cluster {
         }
     }
 
+    /// An operator empties a node, or restores it. A node that is drained leaves that to the controllers.
+    pub(crate) fn maintain(&mut self, uuid: Uuid, drains: bool) {
+        let node = self.nodes.get_mut(&uuid).unwrap();
+        node.is_in_maintenance = !node.is_in_maintenance;
+        if node.is_in_maintenance && !drains {
+            for running in node.instances.values_mut() {
+                running.ended |= !running.is_pending;
+            }
+        }
+    }
+
     /// A node is lost with all its instances. It may reconnect without them.
     pub(crate) fn destroy(&mut self, uuid: Uuid, now: u64, random: &mut Random) {
         self.disconnect(uuid, now, random);
@@ -292,6 +313,13 @@ impl Cluster {
         instances
             .map(|(instance, running)| (*instance, seen(running)))
             .collect()
+    }
+
+    /// An instance that runs on a node in maintenance.
+    pub(crate) fn is_left(&self) -> Option<Uuid> {
+        let nodes = self.nodes.values().filter(|node| node.is_in_maintenance);
+        let mut all = nodes.flat_map(|node| &node.instances);
+        all.find(|(_, running)| !running.ended).map(|(uuid, _)| *uuid)
     }
 
     /// All running instances with their nodes.

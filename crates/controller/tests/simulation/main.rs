@@ -19,6 +19,7 @@
 //! | once | while no node and no scheduler fails, no slot ever has two instances that run, however often the controller is killed |
 //! | desired | once faults end, exactly the wanted instances run, with the right version, and stay |
 //! | available | the controller removes a running instance only while at least the count less `max_unavailable` of the others run |
+//! | emptied | once faults end, no instance runs on a node in maintenance |
 //! | back | a version that fails is rolled back to the last good one |
 //!
 //! `SSNTP_SEED=n` replays one seed and prints its events; `SSNTP_SEEDS=n` runs this number of seeds;
@@ -83,6 +84,7 @@ fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
             database: random.happens(200),
             clock: random.happens(400),
             checks: random.happens(500),
+            maintenance: random.happens(400),
         };
         let mut world = World::new(seed, faults, trace);
         world.run();

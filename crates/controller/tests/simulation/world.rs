@@ -33,6 +33,8 @@ pub(crate) struct Faults {
     pub(crate) database: bool,
     /// Health checks fail on a node.
     pub(crate) checks: bool,
+    /// Operators empty nodes, and restore them.
+    pub(crate) maintenance: bool,
     /// The time of day jumps, by days in both directions.
     pub(crate) clock: bool,
 }
@@ -118,6 +120,12 @@ impl World {
         for node in self.cluster.nodes.values_mut() {
             node.back_at = node.back_at.min(until + 20_000);
             node.is_sick = false;
+        }
+        let mut alive = self.cluster.nodes.values_mut().filter(|node| !node.is_dead);
+        if alive.all(|node| node.is_in_maintenance) {
+            for node in self.cluster.nodes.values_mut() {
+                node.is_in_maintenance = false;
+            }
         }
         let expected = self.last_orders();
         self.settle();
@@ -342,6 +350,13 @@ impl World {
             let node = self.cluster.nodes.values_mut().nth(at).unwrap();
             node.is_sick = !node.is_sick;
         }
+        if self.faults.maintenance && self.random.happens(10) {
+            let all: Vec<_> = self.cluster.nodes.keys().copied().collect();
+            let one = all[self.random.below(all.len() as u64) as usize];
+            let drains = self.random.happens(700);
+            self.cluster.maintain(one, drains);
+            self.tell(|| format!("node {one} goes into maintenance, or is restored"));
+        }
         if self.faults.clock && self.random.happens(20) {
             self.day = 1_700_000_000_000 + self.random.below(2_000_000_000) as i64;
             self.tell(|| format!("the clock jumps to {}", self.day));
@@ -371,6 +386,7 @@ impl World {
     fn lose_session(&mut self) {
         self.seen.told = false;
         self.seen.nodes.clear();
+        self.seen.in_maintenance.clear();
         self.reported.clear();
         let keep = self.random.below(self.sent.len() as u64 + 1) as usize;
         let sent: Vec<_> = self.sent.drain(..).take(keep).collect();
@@ -441,12 +457,18 @@ impl World {
         for (uuid, is_connected) in nodes {
             if !is_connected {
                 self.seen.nodes.remove(&uuid);
+                self.seen.in_maintenance.remove(&uuid);
                 self.reported.remove(&uuid);
             } else if self.random.happens(300) {
                 let listed = self.cluster.listed(uuid);
                 self.seen.instances.retain(|_, seen| seen.node != uuid);
                 self.seen.instances.extend(listed);
                 self.seen.nodes.insert(uuid);
+                if self.cluster.nodes[&uuid].is_in_maintenance {
+                    self.seen.in_maintenance.insert(uuid);
+                } else {
+                    self.seen.in_maintenance.remove(&uuid);
+                }
                 self.reported.insert(uuid);
             }
         }
@@ -562,6 +584,9 @@ impl World {
             if !found.insert(slot.clone()) {
                 return Some(format!("{slot:?} runs twice, also as {uuid}"));
             }
+        }
+        if let Some(uuid) = self.cluster.is_left() {
+            return Some(format!("{uuid} runs on a node in maintenance"));
         }
         let missing = expected.difference(&found).next();
         missing.map(|slot| format!("{slot:?} does not run"))

@@ -434,6 +434,19 @@ fn an_instance_has_a_name_and_labels_within_their_bounds() {
 
 /// A key of this project, which others ignore.
 #[test]
+fn instances_to_stay_apart_from_are_left_out_if_there_are_none() {
+    let start = format!("start: {{instance_uuid: {INSTANCE}, apart_from: [{INSTANCE}, web-1]}}");
+    let read = Start::decode(start.as_bytes()).unwrap();
+    assert_eq!(read.apart_from.len(), 2);
+    assert_eq!(Start::decode(&read.encode()).unwrap(), read);
+    let none = Start {
+        apart_from: Vec::new(),
+        ..read
+    };
+    assert!(!text(&none.encode()).contains("apart_from"));
+}
+
+#[test]
 fn a_health_check_is_read_and_written_and_left_out_without_one() {
     let none = Start {
         instance_uuid: INSTANCE.parse().unwrap(),

@@ -12,6 +12,9 @@
 //! If no node fits, it visits all of them, which takes some nanoseconds each: less than reading the
 //! START, up to thousands of nodes. `benches/placement.rs` measures it.
 //!
+//! A START may name siblings, from which it is kept apart: of the nodes that fit, the one with the fewest
+//! siblings is taken, even if it is not ready yet. Such a search visits all nodes.
+//!
 //! If a node does not know a value (-1 in READY), the node is not excluded. Its agent can still
 //! refuse a START with `full_cn`.
 //!
@@ -46,12 +49,16 @@ pub enum Policy {
     Opportunistic,
 }
 
+/// The number of siblings of an instance on each node that has some.
+pub type Siblings = BTreeMap<Uuid, usize>;
+
 /// The result of a search for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The START fits this node now, and the allocation is subtracted from the node's room.
     Placed(Allocation),
-    /// No node accepts the START now, but it fits this one, which waits for its READY.
+    /// It fits this node, which waits for its READY. No node accepts the START now, or only one with more
+    /// siblings.
     Wait(Uuid),
     /// No node has the room, the host name or the UUID.
     NoRoom,
@@ -210,31 +217,32 @@ impl Placement {
         }
     }
 
-    /// Finds the first node that fits, beginning after the node that was used last. `except`, the
-    /// sender of the START, is neither chosen nor counted.
-    pub fn place(&mut self, needs: &Needs, except: Option<Uuid>) -> Verdict {
+    /// Finds the first node that fits and has the fewest siblings, beginning after the node that was used
+    /// last. `except`, the sender of the START, is neither chosen nor counted.
+    pub fn place(&mut self, needs: &Needs, except: Option<Uuid>, siblings: &Siblings) -> Verdict {
         let last = self.last[usize::from(needs.network_node)];
         let later = self.nodes.range((Bound::Excluded(last), Bound::Unbounded));
         let all = later.chain(self.nodes.range(..=last));
         let role = needs.role();
         let of_type = all.filter(|(uuid, node)| Some(**uuid) != except && node.roles.contains(role));
-        let mut verdict = Verdict::NoNode;
+        let (mut none, mut best) = (Verdict::NoNode, None);
         for (uuid, node) in of_type {
-            match (node.state(), &verdict) {
-                (Availability::Ready, _) if node.suits(*uuid, needs) => {
-                    let uuid = *uuid;
-                    return self
-                        .place_on(uuid, needs)
-                        .map_or(Verdict::NoRoom, Verdict::Placed);
+            none = Verdict::NoRoom;
+            let waits = node.state() == Availability::Waiting;
+            let rank = (siblings.get(uuid).copied().unwrap_or(0), waits);
+            let is_better = best.is_none_or(|(known, _)| rank < known);
+            if is_better && node.state() != Availability::Closed && node.suits(*uuid, needs) {
+                best = Some((rank, *uuid));
+                if rank == (0, false) {
+                    break;
                 }
-                (Availability::Waiting, Verdict::NoNode | Verdict::NoRoom) if node.suits(*uuid, needs) => {
-                    verdict = Verdict::Wait(*uuid);
-                }
-                (_, Verdict::NoNode) => verdict = Verdict::NoRoom,
-                _ => {}
             }
         }
-        verdict
+        match best {
+            Some(((_, true), uuid)) => Verdict::Wait(uuid),
+            Some((_, uuid)) => self.place_on(uuid, needs).map_or(none, Verdict::Placed),
+            None => none,
+        }
     }
 
     /// The node that a START names, if none that is connected is called so: a sentence.

@@ -42,7 +42,7 @@ fn nodes(policy: Policy, mem_gb: &[i64]) -> Placement {
 
 /// The node on which the START is placed, or 0.
 fn place(placement: &mut Placement, needs: &Needs) -> u128 {
-    match placement.place(needs, None) {
+    match placement.place(needs, None, &Siblings::new()) {
         Verdict::Placed(allocation) => allocation.node.as_u128(),
         _ => 0,
     }
@@ -62,15 +62,55 @@ fn a_strict_node_gets_one_start_for_each_ready() {
     let mut placement = nodes(Policy::Strict, &[8, 8]);
     let one = needs(1);
     assert_eq!([place(&mut placement, &one), place(&mut placement, &one)], [1, 2]);
-    assert_eq!(placement.place(&one, None), Verdict::Wait(uuid(1)));
+    assert_eq!(
+        placement.place(&one, None, &Siblings::new()),
+        Verdict::Wait(uuid(1))
+    );
     assert!(placement.would_fit(uuid(1), &one) && !placement.would_fit(uuid(1), &needs(9)));
     assert_eq!(
-        placement.place(&needs(9), None),
+        placement.place(&needs(9), None, &Siblings::new()),
         Verdict::NoRoom,
         "waiting would not help"
     );
     placement.ready(uuid(1), &ready(7));
     assert_eq!(place(&mut placement, &one), 1);
+}
+
+#[test]
+fn the_node_with_the_fewest_siblings_is_taken_even_if_it_is_not_ready_yet() {
+    let crowd =
+        |counts: &[(u128, usize)]| Siblings::from_iter(counts.iter().map(|(n, count)| (uuid(*n), *count)));
+    let mut placement = nodes(Policy::Opportunistic, &[8, 8, 8]);
+    let taken = |placement: &mut Placement, mem_gb, siblings: Siblings| match placement.place(
+        &needs(mem_gb),
+        None,
+        &siblings,
+    ) {
+        Verdict::Placed(allocation) => (allocation.node.as_u128(), true),
+        Verdict::Wait(node) => (node.as_u128(), false),
+        verdict => panic!("{verdict:?}"),
+    };
+    assert_eq!(taken(&mut placement, 1, crowd(&[(1, 1), (2, 2)])), (3, true));
+    assert_eq!(
+        taken(&mut placement, 1, crowd(&[(1, 3), (2, 2), (3, 3)])),
+        (2, true)
+    );
+    // Of several nodes the next one in turn is taken.
+    assert_eq!(
+        taken(&mut placement, 1, crowd(&[(1, 1), (2, 1), (3, 1)])),
+        (3, true)
+    );
+    assert!(placement.await_ready(uuid(3)));
+    assert_eq!(taken(&mut placement, 1, crowd(&[(1, 1), (2, 1)])), (3, false));
+    assert_eq!(
+        taken(&mut placement, 1, crowd(&[(1, 1), (2, 1), (3, 1)])),
+        (1, true)
+    );
+    // A node that has no room for it is no choice.
+    placement.ready(uuid(3), &ready(1));
+    assert_eq!(taken(&mut placement, 5, crowd(&[(1, 1), (2, 2)])), (1, true));
+    placement.close(uuid(3));
+    assert_eq!(taken(&mut placement, 1, crowd(&[(1, 1), (2, 2)])), (1, true));
 }
 
 #[test]
@@ -89,7 +129,11 @@ fn memory_disk_and_cpus_have_to_suffice() {
         },
     ];
     for needs in over {
-        assert_eq!(placement.place(&needs, None), Verdict::NoRoom, "{needs:?}");
+        assert_eq!(
+            placement.place(&needs, None, &Siblings::new()),
+            Verdict::NoRoom,
+            "{needs:?}"
+        );
     }
     let all = Needs {
         mem_mb: 8 * GB,
@@ -99,7 +143,7 @@ fn memory_disk_and_cpus_have_to_suffice() {
     };
     assert_eq!(place(&mut placement, &all), 1);
     assert_eq!(
-        placement.place(&base, None),
+        placement.place(&base, None, &Siblings::new()),
         Verdict::NoRoom,
         "the forecast counts"
     );
@@ -128,7 +172,10 @@ fn full_offline_and_maintenance_nodes_are_never_picked() {
     let mut placement = nodes(Policy::Strict, &[8, 8]);
     placement.close(uuid(1));
     placement.close(uuid(2));
-    assert_eq!(placement.place(&needs(1), None), Verdict::NoRoom);
+    assert_eq!(
+        placement.place(&needs(1), None, &Siblings::new()),
+        Verdict::NoRoom
+    );
     placement.ready(uuid(1), &ready(8));
     assert_eq!(place(&mut placement, &needs(1)), 1);
 }
@@ -137,9 +184,15 @@ fn full_offline_and_maintenance_nodes_are_never_picked() {
 fn a_start_waits_for_a_node_that_has_just_connected() {
     for policy in [Policy::Strict, Policy::Opportunistic] {
         let mut placement = Placement::new(policy);
-        assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
+        assert_eq!(
+            placement.place(&needs(1), None, &Siblings::new()),
+            Verdict::NoNode
+        );
         placement.connect(uuid(1), Role::AGENT);
-        assert_eq!(placement.place(&needs(1), None), Verdict::Wait(uuid(1)));
+        assert_eq!(
+            placement.place(&needs(1), None, &Siblings::new()),
+            Verdict::Wait(uuid(1))
+        );
     }
 }
 
@@ -150,7 +203,7 @@ fn network_nodes_accept_only_starts_that_need_them() {
         network_node: true,
         ..needs(1)
     };
-    assert_eq!(placement.place(&network, None), Verdict::NoNode);
+    assert_eq!(placement.place(&network, None, &Siblings::new()), Verdict::NoNode);
     placement.connect(uuid(7), Role::NETAGENT);
     placement.ready(uuid(7), &ready(8));
     assert_eq!(place(&mut placement, &network), 7);
@@ -158,7 +211,10 @@ fn network_nodes_accept_only_starts_that_need_them() {
         assert_eq!(place(&mut placement, &needs(1)), 1);
     }
     placement.disconnect(uuid(1));
-    assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
+    assert_eq!(
+        placement.place(&needs(1), None, &Siblings::new()),
+        Verdict::NoNode
+    );
 }
 
 #[test]
@@ -171,12 +227,18 @@ fn an_agent_of_both_kinds_is_one_node() {
         ..needs(1)
     };
     assert_eq!(place(&mut placement, &needs(1)), 1);
-    assert_eq!(placement.place(&network, None), Verdict::Wait(uuid(1)));
+    assert_eq!(
+        placement.place(&network, None, &Siblings::new()),
+        Verdict::Wait(uuid(1))
+    );
     placement.ready(uuid(1), &ready(8));
     assert_eq!(place(&mut placement, &network), 1);
     placement.disconnect(uuid(1));
-    assert_eq!(placement.place(&network, None), Verdict::NoNode);
-    assert_eq!(placement.place(&needs(1), None), Verdict::NoNode);
+    assert_eq!(placement.place(&network, None, &Siblings::new()), Verdict::NoNode);
+    assert_eq!(
+        placement.place(&needs(1), None, &Siblings::new()),
+        Verdict::NoNode
+    );
 }
 
 #[test]
@@ -193,21 +255,33 @@ fn a_uuid_or_a_name_selects_the_node() {
         [1, 2, 1, 2]
     );
     assert_eq!(place(&mut placement, &called("other")), 3);
-    assert_eq!(placement.place(&called("nobody"), None), Verdict::NoRoom);
+    assert_eq!(
+        placement.place(&called("nobody"), None, &Siblings::new()),
+        Verdict::NoRoom
+    );
     assert_eq!(place(&mut placement, &named(uuid(2).into())), 2);
     for id in [Id::from(uuid(9)), Id::from("rack1")] {
-        assert_eq!(placement.place(&named(id), None), Verdict::NoRoom);
+        assert_eq!(
+            placement.place(&named(id), None, &Siblings::new()),
+            Verdict::NoRoom
+        );
     }
     let both = Needs {
         hostname: "other".into(),
         ..named(uuid(2).into())
     };
-    assert_eq!(placement.place(&both, None), Verdict::NoRoom);
+    assert_eq!(placement.place(&both, None, &Siblings::new()), Verdict::NoRoom);
     placement.disconnect(uuid(3));
-    assert_eq!(placement.place(&called("other"), None), Verdict::NoRoom);
+    assert_eq!(
+        placement.place(&called("other"), None, &Siblings::new()),
+        Verdict::NoRoom
+    );
     let long = "x".repeat(MAX_HOSTNAME + 1);
     placement.hostname(uuid(1), &long);
-    assert_eq!(placement.place(&called(&long), None), Verdict::NoRoom);
+    assert_eq!(
+        placement.place(&called(&long), None, &Siblings::new()),
+        Verdict::NoRoom
+    );
 }
 
 #[test]
@@ -219,18 +293,24 @@ fn nodes_of_one_name_take_turns() {
         ..needs(2)
     };
     assert_eq!([0; 3].map(|_| place(&mut placement, &called)), [1, 4, 0]);
-    assert_eq!(placement.place(&called, None), Verdict::Wait(uuid(1)));
-    assert_eq!(placement.place(&called, Some(uuid(1))), Verdict::Wait(uuid(4)));
+    assert_eq!(
+        placement.place(&called, None, &Siblings::new()),
+        Verdict::Wait(uuid(1))
+    );
+    assert_eq!(
+        placement.place(&called, Some(uuid(1)), &Siblings::new()),
+        Verdict::Wait(uuid(4))
+    );
     for node in 1..=4 {
         placement.disconnect(uuid(node));
     }
-    assert_eq!(placement.place(&called, None), Verdict::NoNode);
+    assert_eq!(placement.place(&called, None, &Siblings::new()), Verdict::NoNode);
 }
 
 #[test]
 fn the_sender_itself_is_never_picked() {
     let mut placement = nodes(Policy::Opportunistic, &[8]);
-    let own = |placement: &mut Placement| placement.place(&needs(1), Some(uuid(1)));
+    let own = |placement: &mut Placement| placement.place(&needs(1), Some(uuid(1)), &Siblings::new());
     assert_eq!(own(&mut placement), Verdict::NoNode);
     placement.connect(uuid(2), Role::AGENT);
     assert_eq!(own(&mut placement), Verdict::Wait(uuid(2)));
@@ -244,7 +324,7 @@ fn the_sender_itself_is_never_picked() {
 fn a_failed_start_is_released_until_the_next_ready() {
     for policy in [Policy::Strict, Policy::Opportunistic] {
         let mut placement = nodes(policy, &[8]);
-        let Verdict::Placed(allocation) = placement.place(&needs(8), None) else {
+        let Verdict::Placed(allocation) = placement.place(&needs(8), None, &Siblings::new()) else {
             panic!("the START fits")
         };
         assert!(placement.take_back(&allocation));
@@ -324,7 +404,7 @@ proptest! {
                     let wanted = all.find(|(_, room, name)| {
                         room.holds(Room::needed(&needs)) && (needs.hostname.is_empty() || needs.hostname == *name)
                     });
-                    let placed = match placement.place(&needs, None) {
+                    let placed = match placement.place(&needs, None, &Siblings::new()) {
                         Verdict::Placed(allocation) => Some(allocation.node),
                         _ => None,
                     };

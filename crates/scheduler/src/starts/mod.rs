@@ -47,7 +47,7 @@ use super::figures::StartFigures;
 use super::messages::{Intent, StartState};
 use super::out::{Out, limited};
 use super::parking::{ParkingQueue, detached, with_trace_of};
-use super::placement::{Allocation, Placement, Suspension, Verdict};
+use super::placement::{Allocation, Placement, Siblings, Suspension, Verdict};
 use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::proto::{Frame, Status};
@@ -64,6 +64,15 @@ const MAX_NODES: u8 = 4;
 struct ParkedStart {
     start: UnplacedStart,
     node: Uuid,
+}
+
+/// What became of a START that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handled {
+    /// It is placed, parked or answered.
+    Done,
+    /// It names a tenant, and its instance needs an address in the tenant's network first.
+    LacksAddress,
 }
 
 /// The STARTs and their instances.
@@ -190,11 +199,17 @@ impl Starts {
             .collect()
     }
 
-    /// Handles a START of a controller.
-    pub(crate) fn handle_start(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+    /// Handles a START of a controller. One that lacks the address of its instance is left to the caller.
+    pub(crate) fn handle_start(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) -> Handled {
         self.figures.received += 1;
         match UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
             Ok(start) if self.instances.taken(start.instance).is_some() => self.refuse_taken(out, &start),
+            Ok(start) if start.lacks_address => return Handled::LacksAddress,
             Ok(start) => self.place(out, Some(from), start),
             Err(e) => {
                 limited!(info, out, from.uuid(), "START refused";
@@ -203,6 +218,36 @@ impl Starts {
                 self.figures.failed(reason.word(), out.now(), out.now());
                 out.refuse(from, frame, &e.into());
             }
+        }
+        Handled::Done
+    }
+
+    /// Handles a START whose instance has an address now, or needs none.
+    pub(crate) fn handle_joined(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+        if let Ok(start) = UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
+            // The same START may have arrived twice while the address was written.
+            if self.instances.taken(start.instance).is_some() {
+                self.refuse_taken(out, &start);
+            } else {
+                self.place(out, Some(from), start);
+            }
+        }
+    }
+
+    /// Answers a START whose instance can have no address.
+    pub(crate) fn refuse(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        from: &SessionInfo,
+        frame: &Frame,
+        reason: StartFailureReason,
+        why: &str,
+    ) {
+        if let Ok(start) = UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
+            self.figures.failed(reason.word(), start.received, out.now());
+            let mut failure = start.failure(reason);
+            failure.detail = excerpt(&why).to_string();
+            out.tell_controllers(&failure);
         }
     }
 
@@ -240,7 +285,8 @@ impl Starts {
         }
         let instance = start.instance;
         loop {
-            let reason = match self.placement.place(&start.needs, Some(start.from)) {
+            let siblings = self.instances.siblings(&start.needs.apart_from);
+            let reason = match self.placement.place(&start.needs, Some(start.from), &siblings) {
                 // If the START cannot be sent to a node, that node is closed, so this loop ends.
                 Verdict::Placed(allocation) => match self.deliver(out, from, start, allocation) {
                     None => return None,
@@ -256,8 +302,9 @@ impl Starts {
                     self.instances.park(instance);
                     return None;
                 }
-                Verdict::Wait(_) => StartFailureReason::FullCloud,
-                Verdict::NoRoom => StartFailureReason::FullCloud,
+                // It may run beside its siblings.
+                Verdict::Wait(_) if !std::mem::take(&mut start.needs.apart_from).is_empty() => continue,
+                Verdict::Wait(_) | Verdict::NoRoom => StartFailureReason::FullCloud,
                 Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
                 Verdict::NoNode => StartFailureReason::NoCn,
             };
@@ -314,11 +361,25 @@ impl Starts {
         while self.placement.is_ready(node)
             && let Some(parked) = self.parked.get_mut(at)
         {
-            let start = &parked.start;
-            // A client that is both controller and agent does not receive its own STARTs.
-            let is_own = start.from == node;
-            let allocation = (!is_own).then(|| self.placement.place_on(node, &start.needs));
-            let Some(allocation) = allocation.flatten() else {
+            let UnplacedStart { from, needs, .. } = &parked.start;
+            let siblings = self.instances.siblings(&needs.apart_from);
+            let allocation = match () {
+                // A client that is both controller and agent does not receive its own STARTs.
+                () if *from == node => None,
+                // Another node may have fewer siblings.
+                () if siblings.contains_key(&node) => {
+                    match self.placement.place(needs, Some(*from), &siblings) {
+                        Verdict::Placed(allocation) => Some(allocation),
+                        Verdict::Wait(other) => {
+                            parked.node = other;
+                            None
+                        }
+                        _ => None,
+                    }
+                }
+                () => self.placement.place_on(node, needs),
+            };
+            let Some(allocation) = allocation else {
                 at += 1;
                 continue;
             };
@@ -344,7 +405,8 @@ impl Starts {
             }
             // The sender is left out of the search, as in `try_place`.
             let from = parked.start.from;
-            let verdict = self.placement.place(needs, Some(from));
+            let siblings = self.instances.siblings(&needs.apart_from);
+            let verdict = self.placement.place(needs, Some(from), &siblings);
             if let Verdict::Wait(other) = verdict {
                 parked.node = other;
                 at += 1;
@@ -366,7 +428,17 @@ impl Starts {
     /// Answers STARTs that were parked too long, and those that no node has answered in time.
     pub(crate) fn expire(&mut self, out: &mut Out<'_, '_>) {
         let now = out.now();
-        while let Some(ParkedStart { start, .. }) = self.parked.expire(now) {
+        while let Some(ParkedStart { mut start, .. }) = self.parked.expire(now) {
+            // It may have waited for a node with fewer siblings than another one that is ready.
+            let verdict = self
+                .placement
+                .place(&start.needs, Some(start.from), &Siblings::new());
+            if let Verdict::Placed(allocation) = verdict {
+                match self.deliver(out, None, start, allocation) {
+                    None => continue,
+                    Some(back) => start = back,
+                }
+            }
             limited!(info, out, start.from, "no READY in time";
                 "START of {}: no node has sent READY in time", start.instance);
             self.refuse_start(out, &start, StartFailureReason::FullCloud);

@@ -29,6 +29,8 @@ pub(super) struct UnplacedStart {
     pub(super) nodes: u8,
     /// True if its node restarts the instance by itself.
     pub(super) restarts: bool,
+    /// True if it names a tenant, and no network of it.
+    pub(super) lacks_address: bool,
 }
 
 impl UnplacedStart {
@@ -48,6 +50,9 @@ impl UnplacedStart {
             nodes: 0,
             immovable: immovable(&start),
             restarts: start.restart_policy != RestartPolicy::Never,
+            lacks_address: !start.tenant_uuid.is_empty()
+                && start.networking.concentrator_uuid.is_empty()
+                && start.networking.subnet.is_empty(),
         })
     }
 

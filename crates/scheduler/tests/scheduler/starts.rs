@@ -5,7 +5,9 @@ use std::time::Duration;
 use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status, Trace};
 use ssntp::transport::Limits;
-use ssntp_payload::{InstanceState, Start, StartFailure, StartFailureReason as Reason, Stats, Storage};
+use ssntp_payload::{
+    Evacuate, InstanceState, Start, StartFailure, StartFailureReason as Reason, Stats, Storage,
+};
 use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;
 use uuid::Uuid;
@@ -149,6 +151,95 @@ fn load_spreads_over_the_nodes_in_turn() {
     for node in &mut nodes {
         assert_eq!(node.drain().len(), 2);
     }
+}
+
+/// STARTs of a workload of two instances, as a controller sends them.
+fn pair() -> [Start; 2] {
+    let (first, mut second) = (start(1), start(1));
+    second.apart_from = vec![first.instance_uuid.into()];
+    [first, second]
+}
+
+#[test]
+fn siblings_run_on_different_nodes_if_others_have_room() {
+    for strict in [true, false] {
+        let cluster = if strict {
+            Cluster::strict()
+        } else {
+            Cluster::opportunistic()
+        };
+        let mut controller = cluster.controller();
+        let mut nodes = [(); 2].map(|()| cluster.node(1000, &mut [&mut controller]));
+        let pairs: Vec<_> = (0..12).map(|_| pair()).collect();
+        for start in pairs.iter().flatten() {
+            controller.send_payload(start);
+        }
+        controller.expect_nothing();
+        // The first node is far quicker than the second one.
+        let mut on_first = Vec::new();
+        for turn in 0..80 {
+            let node = &mut nodes[usize::from(turn % 5 == 4)];
+            let given = node.drain();
+            for frame in &given {
+                let start: Start = frame.payload().unwrap();
+                if turn % 5 != 4 {
+                    on_first.push(start.instance_uuid);
+                }
+            }
+            if strict && !given.is_empty() {
+                node.send_payload(&ready(node.uuid, 1000));
+            }
+        }
+        for [first, second] in &pairs {
+            let both = [first, second].map(|start| on_first.contains(&start.instance_uuid));
+            assert!(both[0] != both[1], "strict: {strict}");
+        }
+    }
+}
+
+#[test]
+fn siblings_share_a_node_if_no_other_has_room() {
+    let cluster = Cluster::new(SchedulerConfig::new().held(1, 1 << 20, Duration::from_millis(50)));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let [first, mut second] = pair();
+    start_on(&mut controller, &mut node, &first);
+    send_ready(&mut node, 1000);
+    start_on(&mut controller, &mut node, &second);
+    send_ready(&mut node, 1000);
+    // A node without siblings that is not ready is waited for, and not longer than any START waits.
+    let mut other = cluster.agent(Role::AGENT, &mut [&mut controller]);
+    second.instance_uuid = Uuid::new_v4();
+    controller.send_payload(&second);
+    expect_start(&mut node, &second);
+    send_ready(&mut node, 1000);
+    // It does not wait if there is no place in the queue.
+    let mut bound = start(1);
+    bound.requirements.node_id = other.uuid.into();
+    controller.send_payload(&bound);
+    second.instance_uuid = Uuid::new_v4();
+    controller.send_payload(&second);
+    expect_start(&mut node, &second);
+    other.drain();
+}
+
+#[test]
+fn a_node_that_is_drained_gets_no_start_and_keeps_its_instances() {
+    let cluster = Cluster::opportunistic();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    start_on(&mut controller, &mut node, &start(1));
+    controller.send_payload(&Evacuate {
+        workload_agent_uuid: node.uuid.into(),
+        drain: true,
+        ..Evacuate::default()
+    });
+    assert!(node.expect_payload::<Evacuate>().drain);
+    // This READY is from before it received EVACUATE.
+    send_ready(&mut node, 1000);
+    node.expect_nothing();
+    refused(&mut controller, &start(1), Reason::FullCloud);
+    node.expect_nothing();
 }
 
 #[test]

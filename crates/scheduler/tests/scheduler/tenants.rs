@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use ssntp::Role;
+use ssntp::payload::Payload;
 use ssntp::proto::Command;
 use ssntp_payload::{
-    Delete, DeleteFailure, DeleteFailureReason, Evacuate, InstanceState, InstanceStopped, Maintenance,
-    PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, Start, StartFailure, StartFailureReason as Reason,
-    Tenant, TenantAction, TenantEntry, Tenants,
+    CommandSubject, ConcentratorInstanceAdded, Delete, DeleteFailure, DeleteFailureReason, Evacuate,
+    InstanceState, InstanceStopped, Maintenance, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp,
+    Start, StartFailure, StartFailureReason as Reason, StartPayload, Tenant, TenantAction, TenantEntry,
+    Tenants,
 };
 use ssntp_scheduler::SchedulerConfig;
+use ssntp_scheduler::placement::Policy;
 use uuid::Uuid;
 
 use super::client::Client;
@@ -89,6 +92,114 @@ fn an_address_is_free_once_its_node_no_longer_lists_the_instance() {
     assert!(has_address(&mut controller, instance));
     send_running(&mut node, &[]);
     assert!(!has_address(&mut controller, instance));
+}
+
+/// The tenant `blue`, and its concentrator, which has announced itself.
+fn with_concentrator(cluster: &Cluster, controller: &mut Client) -> Client {
+    ask(controller, TenantAction::Add, Uuid::nil());
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    cnci.send_payload(&ConcentratorInstanceAdded {
+        instance_uuid: CNCI.into(),
+        tenant_uuid: Uuid::from_u128(1).into(),
+        concentrator_ip: "192.0.2.1".into(),
+        ..ConcentratorInstanceAdded::default()
+    });
+    cnci.expect_nothing();
+    controller.drain();
+    cnci
+}
+
+fn of_blue(mem_mb: i64) -> Start {
+    Start {
+        tenant_uuid: "blue".into(),
+        ..start(mem_mb)
+    }
+}
+
+#[test]
+fn a_start_that_names_a_tenant_gets_an_address_in_its_network() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("cluster.yaml");
+    for config in [
+        SchedulerConfig::new(),
+        SchedulerConfig::new().configuration_file(&file),
+    ] {
+        let cluster = Cluster::new(config.policy(Policy::Opportunistic));
+        let mut controller = cluster.controller();
+        let mut node = cluster.node(1000, &mut [&mut controller]);
+        let _cnci = with_concentrator(&cluster, &mut controller);
+        let mut by_uuid = of_blue(1);
+        by_uuid.tenant_uuid = Uuid::from_u128(1).into();
+        let mut chosen = of_blue(1);
+        chosen.networking.private_ip = "10.1.0.9".into();
+        let mut addresses = Vec::new();
+        for start in [of_blue(1), by_uuid, chosen] {
+            let text = String::from_utf8(start.encode().to_vec()).unwrap();
+            let text = text.replacen("start:\n", "start:\n  command_id: '7'\n", 1);
+            controller.send_text(Command::START, &format!("{text}---\n#cloud-config\n---\n{{}}\n"));
+            let frame = node.recv();
+            let given: StartPayload = frame.payload().unwrap();
+            let networking = given.start.networking;
+            assert_eq!(CommandSubject::of(&frame).command_id, "7");
+            assert_eq!(given.user_data.unwrap().as_text(), Some("#cloud-config\n"));
+            assert_eq!(given.start.tenant_uuid, Uuid::from_u128(1));
+            assert_eq!(networking.concentrator_uuid, CNCI);
+            assert_eq!(
+                (networking.concentrator_ip.as_str(), networking.subnet.as_str()),
+                ("192.0.2.1", "10.1.0.0/24")
+            );
+            assert_eq!(networking.subnet_key, "1");
+            if let Ok(table) = std::fs::read_to_string(file.with_extension("tenants.yaml")) {
+                // Another instance would get it if the scheduler ended now.
+                assert!(table.contains(&start.instance_uuid.to_string()), "{table}");
+            }
+            addresses.push((networking.private_ip, start.instance_uuid));
+        }
+        let ips: Vec<_> = addresses.iter().map(|(ip, _)| ip.as_str()).collect();
+        assert_eq!(ips, ["10.1.0.2", "10.1.0.3", "10.1.0.9"]);
+        // An address is free with its instance.
+        node.send_payload(&StartFailure {
+            node_uuid: node.uuid.into(),
+            instance_uuid: addresses[0].1.into(),
+            reason: Reason::LaunchFailure,
+            command_id: "7".into(),
+            ..StartFailure::default()
+        });
+        node.expect_nothing();
+        assert!(!has_address(&mut controller, addresses[0].1));
+        assert!(has_address(&mut controller, addresses[1].1));
+    }
+}
+
+#[test]
+fn a_start_whose_tenant_cannot_give_it_an_address_is_refused() {
+    let cluster = Cluster::opportunistic();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let expect = |controller: &mut Client, start: &Start, reason: Reason, why: &str| {
+        controller.send_payload(start);
+        let failure = expect_failure(controller, start, reason);
+        assert_eq!(failure.detail, why);
+    };
+    let none = "there is no tenant \"blue\"";
+    expect(&mut controller, &of_blue(1), Reason::InvalidData, none);
+    ask(&mut controller, TenantAction::Add, Uuid::nil());
+    let why = "the concentrator of tenant blue does not run";
+    expect(&mut controller, &of_blue(1), Reason::NoNetCn, why);
+    let _cnci = with_concentrator(&cluster, &mut controller);
+    let mut outside = of_blue(1);
+    outside.networking.private_ip = "10.2.0.9".into();
+    let why = "\"10.2.0.9\" is no address of an instance in 10.1.0.0/24";
+    expect(&mut controller, &outside, Reason::InvalidData, why);
+    // No node has room, so the address is free again.
+    let large = of_blue(2000);
+    controller.send_payload(&large);
+    expect_failure(&mut controller, &large, Reason::FullCloud);
+    assert!(!has_address(&mut controller, large.instance_uuid));
+    // The START of another implementation is not changed.
+    let mut foreign = start(1);
+    foreign.tenant_uuid = Uuid::from_u128(77).into();
+    start_on(&mut controller, &mut node, &foreign);
 }
 
 /// Another instance may get its private address, and would be reached at the public one.

@@ -249,6 +249,50 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     stage.next::<Maintenance>();
 }
 
+#[test]
+fn a_drained_node_keeps_its_instances_and_takes_no_start_until_it_is_restored() {
+    let drain = Evacuate {
+        drain: true,
+        ..evacuate()
+    };
+    let mut stage = Stage::new();
+    stage.run(&start(ONE));
+    stage.sent.clear();
+    stage.send(&drain);
+    stage.next::<Maintenance>();
+    let record = stage.job(|job| match job {
+        Job::SaveNode(node, None) => Some(node.clone()),
+        _ => None,
+    });
+    assert!(record.closed && !record.maintenance);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Active));
+    stage.send(&start(TWO));
+    assert_eq!(
+        stage.next::<StartFailure>().reason,
+        ssntp_payload::StartFailureReason::NodeMaintenance
+    );
+    // A repeated one is answered with the status again.
+    stage.sent.clear();
+    stage.send(&drain);
+    stage.next::<Maintenance>();
+    stage.send(&restore());
+    stage.next::<Ready>();
+    // EVACUATE of a drained node ends what still runs there, and it stays evacuated.
+    stage.send(&drain);
+    stage.send(&evacuate());
+    stage.end(ONE, 143);
+    stage.removed(ONE);
+    stage.sent.clear();
+    stage.send(&drain);
+    stage.next::<Maintenance>();
+    let record = stage.job(|job| match job {
+        Job::SaveNode(node, None) => Some(node.clone()),
+        _ => None,
+    });
+    assert!(record.maintenance || record.closed, "{record:?}");
+    assert_eq!(stage.state(ONE), None);
+}
+
 /// The next state is reported after the record says that it was reported.
 #[test]
 fn the_next_state_after_an_evacuation_is_reported_once() {

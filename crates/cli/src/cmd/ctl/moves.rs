@@ -1,5 +1,5 @@
-//! `ssntp ctl evacuate --move`: reports for each instance of the node that it runs on another node,
-//! or why it does not.
+//! `ssntp ctl evacuate`: drains the node first, so that controllers move the instances of their workloads;
+//! with `--move`, reports for each other instance that it runs on another node, or why it does not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,17 +7,67 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use serde_json::json;
 use ssntp::proto::Command;
-use ssntp_payload::InstanceState;
-use ssntp_view::Change;
+use ssntp_payload::{Evacuate, InstanceState, NodeStatus};
+use ssntp_view::{Change, Node, View};
 use uuid::Uuid;
 
-use super::session::Session;
+use super::session::{Progress, Session};
 use crate::connection::ended;
 use crate::failure::Failure;
 use crate::output::{even_unread, print_either, printable};
 
 /// The time between two checks of the instances.
 const POLL: Duration = Duration::from_millis(100);
+
+/// The label by which a controller's daemon knows the instances of its workloads.
+const WORKLOAD: &str = "ssntp.workload";
+
+/// Puts a node into maintenance, and blocks until no instance of a workload runs there, because its
+/// controller has moved it. The time limit begins anew with each that is moved. Does nothing if the node
+/// has no such instance, or if no other node is in service.
+pub(super) fn drain(session: &Session<'_>, node: Uuid) -> Result<(), Failure> {
+    let look = || session.controller.look(|view| of_workloads(view, node));
+    let is_in_service = |other: &Node| other.connected && other.compute && other.status == NodeStatus::Ready;
+    let has_other = |view: &View| {
+        view.nodes()
+            .any(|other| other.uuid != node && is_in_service(other))
+    };
+    let mut left = look();
+    if left.is_empty() || !session.controller.look(has_other) {
+        return Ok(());
+    }
+    let order = session.controller.order(&Evacuate {
+        workload_agent_uuid: node.into(),
+        drain: true,
+        ..Evacuate::default()
+    })?;
+    let mut progress = Progress::new();
+    while !left.is_empty() {
+        let moved = session.stop.poll(POLL, session.limit, || {
+            if let Some(Err(why)) = order.poll() {
+                return Err(Failure::new(why));
+            }
+            progress.note(|| format!("until controllers have moved {}", left.join(", ")));
+            let now = look();
+            Ok((now.len() < left.len()).then_some(now))
+        })?;
+        left = moved.ok_or_else(|| {
+            Failure::new(format!(
+                "node {node} takes no START any more, but no controller has moved {}: `--no-wait` ends them as well",
+                printable(&left.join(", "))
+            ))
+        })?;
+    }
+    Ok(())
+}
+
+/// The names of the instances of workloads that run on a node.
+fn of_workloads(view: &View, node: Uuid) -> Vec<String> {
+    let all = view.instances_of(node);
+    let running = all.filter(|one| one.is_alive() && one.state != InstanceState::Hung);
+    let of_workload = running.filter(|one| one.stats.labels.contains_key(WORKLOAD));
+    of_workload.map(|one| one.stats.name.clone()).collect()
+}
 
 /// The instances that were alive on the node when it was evacuated.
 pub(super) struct Moves {

@@ -1,6 +1,5 @@
 //! `ssntp ctl tenant`, and the network of an instance that `start --tenant` starts.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use clap::value_parser;
@@ -238,63 +237,17 @@ fn show(session: &Session<'_>, name: &str) -> Result<(), Failure> {
     print_json(shown)
 }
 
-/// Adds the network of a tenant to each of these STARTs, with the address `ip` or an address that the
-/// scheduler chooses.
-pub(super) fn join(
-    session: &Session<'_>,
-    name: &str,
-    ip: Option<Ipv4Addr>,
-    starts: &mut [StartPayload],
-) -> Result<(), Failure> {
-    for StartPayload { start, .. } in starts {
-        // There may be 10,000 instances.
-        if session.stop.requested() {
-            return Err(session.stop.interrupted());
-        }
-        let mut request = request(TenantAction::Lease, name);
-        request.instance_uuid = start.instance_uuid.into();
-        request.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
-        let entry = one(send(session, &request)?)?;
-        let concentrator = uuid_of(&entry.concentrator_uuid)?;
-        if !session
-            .controller
-            .look(|view| view.has_concentrator(concentrator))
-        {
-            return Err(Failure::new(format!(
-                "the concentrator of tenant {name} does not run: `ssntp ctl tenant add` with the tenant's values starts it again"
-            )));
-        }
-        let mut addresses = entry.addresses.iter();
-        let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
-        let address = address.ok_or_else(|| Failure::new("the scheduler's answer contains no address"))?;
-        let (concentrator, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
-        start.tenant_uuid = entry.tenant_uuid.clone();
-        start.networking = Networking {
-            concentrator_uuid: entry.concentrator_uuid.clone(),
-            concentrator_ip: concentrator.to_owned(),
-            subnet: entry.subnet.clone(),
-            subnet_key: entry.key.to_string(),
-            private_ip: address.ip.clone(),
-            ..Networking::default()
-        };
+/// Fails if there is no tenant of this name, or its concentrator does not run. The scheduler refuses a START
+/// for it, too, but nothing reports that with --no-wait.
+pub(super) fn check(session: &Session<'_>, name: &str) -> Result<(), Failure> {
+    let cnci = uuid_of(&find(session, name)?.concentrator_uuid)?;
+    if session.controller.look(|view| view.has_concentrator(cnci)) {
+        return Ok(());
     }
-    Ok(())
+    Err(Failure::new(format!(
+        "the concentrator of tenant {name} does not run: `ssntp ctl tenant add` with the tenant's values starts it again"
+    )))
 }
-
-/// Releases the addresses of STARTs that are not sent, as far as possible.
-pub(super) fn leave(session: &Session<'_>, name: &str, starts: &[StartPayload]) {
-    for StartPayload { start, .. } in starts {
-        let mut request = request(TenantAction::Release, name);
-        request.instance_uuid = start.instance_uuid.into();
-        let is_answer = |answer: &Tenants| answer.id == request.id;
-        if session.controller.ask(&request, is_answer, RELEASE).is_err() {
-            break;
-        }
-    }
-}
-
-/// The longest wait for the release of an address by a command that has failed.
-const RELEASE: Duration = Duration::from_secs(5);
 
 /// A tenant with its addresses.
 pub(super) fn find(session: &Session<'_>, name: &str) -> Result<TenantEntry, Failure> {

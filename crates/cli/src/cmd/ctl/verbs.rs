@@ -7,16 +7,16 @@ use std::time::Duration;
 use clap::value_parser;
 use ssntp::payload::{Id, yaml};
 use ssntp_payload::{
-    AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, Requirements, StartPayload,
+    AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, Requirements, Start,
 };
 use ssntp_view::{CommandError, Controller, FindError, Order, View};
 use uuid::Uuid;
 
-use super::moves::Moves;
+use super::moves::{Moves, drain};
 use super::options::Options;
 use super::session::Session;
 use super::tenant;
-use super::workload::{Network, WorkloadArgs};
+use super::workload::WorkloadArgs;
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
 use crate::input;
@@ -51,9 +51,7 @@ pub(super) struct StartArgs {
 }
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
-    let mut workload = args.workload.workload()?;
-    let (network, is_named) = (workload.network.take(), workload.named);
-    let mut starts: Vec<_> = workload.starts().collect();
+    let mut starts: Vec<_> = args.workload.workload()?.starts().collect();
     let first = starts.first().map(|payload| payload.start.requirements.clone());
     let Requirements {
         node_id,
@@ -73,40 +71,25 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
             payload.start.requirements.node_id = node.into();
         }
     }
+    if let Some(Start {
+        tenant_uuid,
+        networking,
+        ..
+    }) = starts.first().map(|payload| &payload.start)
+        && !(tenant_uuid.is_empty() || tenant_uuid.uuid().is_some())
+        && networking.concentrator_uuid.is_empty()
+    {
+        tenant::check(&session, tenant_uuid.as_str())?;
+    }
     let mut orders = Vec::new();
-    let sent = send(&session, network.as_ref(), &mut starts, &mut orders);
-    // The scheduler releases the address of a START that fails. An instance whose UUID was given may
-    // run already, or get the same address at the next attempt.
-    if let (Err(_), Some(network), false) = (&sent, &network, is_named) {
-        tenant::leave(
-            &session,
-            &network.tenant,
-            starts.get(orders.len()..).unwrap_or_default(),
-        );
-    }
-    sent?;
-    session.finish(orders, args.waiting.wait())
-}
-
-/// Sends these STARTs, with addresses in the network of a tenant if one is given. After an error,
-/// `orders` has the STARTs that were sent.
-fn send(
-    session: &Session<'_>,
-    network: Option<&Network>,
-    starts: &mut [StartPayload],
-    orders: &mut Vec<Order>,
-) -> Result<(), Failure> {
-    if let Some(network) = network {
-        tenant::join(session, &network.tenant, network.ip, starts)?;
-    }
-    for start in starts {
+    for start in &starts {
         // Up to 10,000 STARTs may block until the queue has room.
         if session.stop.requested() {
             return Err(session.stop.interrupted());
         }
         orders.push(session.controller.start_workload(start)?);
     }
-    Ok(())
+    session.finish(orders, args.waiting.wait())
 }
 
 #[derive(Debug, clap::Args)]
@@ -198,6 +181,9 @@ pub(super) fn volume(
 }
 
 /// Empty a node of its instances
+///
+/// The controller of a workload moves its instances to other nodes first, within max_unavailable.
+/// With --no-wait they are ended at once, like all others.
 #[derive(Debug, clap::Args)]
 pub(super) struct EvacuateArgs {
     /// The node
@@ -231,12 +217,16 @@ pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> R
     // The node may use all of this time before it reports that it is empty.
     session.allow(Duration::from_secs(deadline.into()));
     let node = find(&session, |view| view.find_node(&args.node))?;
+    if args.waiting.wait() {
+        drain(&session, node)?;
+    }
     let moved = args.moves.then(|| Moves::begin(&session, node));
     let order = session.controller.order(&Evacuate {
         workload_agent_uuid: node.into(),
         next_state: args.next_state.clone(),
         deadline,
         moves: args.moves,
+        drain: false,
     });
     session.finish(vec![order?], args.waiting.wait())?;
     match moved {

@@ -148,21 +148,6 @@ pub(super) struct Workload {
     /// True if the payload sets the UUID. Otherwise each instance gets a new UUID.
     pub(super) named: bool,
     count: u32,
-    /// The network that its instances get. `None`: that of their nodes.
-    pub(super) network: Option<Network>,
-}
-
-/// The tenant whose network a workload gets, and its address there if the user has chosen one.
-pub(super) struct Network {
-    pub(super) tenant: String,
-    pub(super) ip: Option<Ipv4Addr>,
-}
-
-/// True for the name of a tenant of the scheduler, whose network the instance must not lack. A UUID only marks
-/// the instance as a tenant's.
-fn is_of_named_tenant(start: &Start) -> bool {
-    let tenant = start.tenant_uuid.as_str();
-    start.networking.private_ip.is_empty() && !tenant.is_empty() && Uuid::try_parse(tenant).is_err()
 }
 
 /// A workload of one instance.
@@ -171,7 +156,6 @@ fn of_one(payload: StartPayload, named: bool) -> Workload {
         count: 1,
         payload,
         named,
-        network: None,
     }
 }
 
@@ -227,9 +211,8 @@ impl WorkloadArgs {
         if let Some(tenant) = &self.tenant {
             start.tenant_uuid = tenant.as_str().into();
         }
-        if is_of_named_tenant(start) {
-            let tenant = std::mem::take(&mut start.tenant_uuid).to_string();
-            workload.network = Some(Network { tenant, ip: self.ip });
+        if let Some(ip) = self.ip {
+            start.networking.private_ip = ip.to_string();
         }
     }
 
@@ -296,10 +279,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let keys: StartKeys = keys.decode(rooted.map(|_| "start")).map_err(|e| e.to_string())?;
     let named = keys.is_one_instance();
     let start = keys.start()?;
-    // A tenant by its name gives the instances its network later.
-    if !is_of_named_tenant(&start) {
-        check_start(&start).map_err(|(key, why)| format!("{key}: {why}"))?;
-    }
+    check_start(&start).map_err(|(key, why)| format!("{key}: {why}"))?;
     // As in START: of two further documents the first is user data; a single one is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
     let mut raw = || {
@@ -369,7 +349,7 @@ mod tests {
     fn a_file_with_the_uuid_of_a_tenant_and_no_address_is_refused() {
         let file = b"command: [a]\ntenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50\n";
         let why = parse(file).err().unwrap();
-        assert!(why.starts_with("tenant: no address"), "{why}");
+        assert!(why.starts_with("tenant: an address"), "{why}");
     }
 
     #[test]
@@ -389,10 +369,9 @@ mod tests {
             std::fs::write(file.path(), text).unwrap();
             let words = ["start", "-f", file.path().to_str().unwrap()];
             let line = <Line as clap::Parser>::parse_from(words.iter().chain(flags));
-            let mut workload = line.workload.workload().unwrap();
-            let found = workload.network.take().map(|network| network.tenant);
-            assert_eq!(found.as_deref(), network, "{text} {flags:?}");
-            assert!(workload.starts().next().unwrap().start.tenant_uuid.is_empty());
+            let workload = line.workload.workload().unwrap();
+            let start = workload.starts().next().unwrap().start;
+            assert_eq!(start.tenant_uuid, network.unwrap_or_default(), "{text} {flags:?}");
         }
     }
 

@@ -373,6 +373,61 @@ fn a_version_whose_checks_fail_on_the_node_goes_back_and_says_why() {
 }
 
 #[test]
+fn a_workload_is_spread_and_leaves_an_evacuated_node_one_instance_after_the_other() {
+    let mut kept = Kept::new(2);
+    let text =
+        "name: web\ncount: 4\nstart: {command: [sleep, \"1000\"], mem_mb: 8}\nupdate: {healthy_s: 0}\n";
+    fs::write(kept.cluster.path("web.yaml"), text).unwrap();
+    kept.done("apply -f web.yaml");
+    kept.settles(4, 1000);
+    let nodes = |kept: &Kept| {
+        let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
+        for one in kept.instances().iter().filter(|one| one["state"] != "exited") {
+            *nodes.entry(one["node"].as_str().unwrap().to_owned()).or_default() += 1;
+        }
+        nodes
+    };
+    let before = nodes(&kept);
+    assert_eq!(before.values().collect::<Vec<_>>(), [&2, &2]);
+    let (node, other) = (before.keys().next().unwrap(), before.keys().last().unwrap());
+    kept.done(&format!("start --node {node} -- sleep 1000"));
+    let last = kept.last_row();
+    kept.done(&format!("evacuate {node}"));
+    kept.comes("all run on the other node", || {
+        let seen = nodes(&kept);
+        let is_so = seen.len() == 1 && seen.get(other) == Some(&4);
+        is_so.then_some(()).ok_or(format!("{seen:?}"))
+    });
+    // A further instance leaves once the one before it runs elsewhere.
+    let mut kinds = Vec::new();
+    let rows = kept.done("history web --limit 100");
+    for row in rows.iter().filter(|row| row["id"].as_i64() > Some(last)) {
+        let kind = row["kind"].as_str().unwrap().to_owned();
+        assert_ne!(kind, "failed", "{row}");
+        if kind == "moved" || kind == "running" {
+            kinds.push((row["id"].as_i64(), kind));
+        }
+    }
+    kinds.sort();
+    let kinds: Vec<_> = kinds.iter().map(|(_, kind)| kind.as_str()).collect();
+    assert_eq!(kinds, ["moved", "running", "moved", "running"]);
+    // Nobody moves them any more.
+    kept.done(&format!("restore {node}"));
+    kept.kill();
+    let late = kept.words(&words(&format!("ctl evacuate {other} --timeout 1")));
+    let why = "no controller has moved web-";
+    assert!(
+        late.code == Some(1) && late.stderr.contains(why),
+        "{}",
+        late.stderr
+    );
+    assert_eq!(nodes(&kept)[other], 4, "they still run");
+    kept.done(&format!("evacuate {other} --no-wait"));
+    kept.done(&format!("evacuate {other}"));
+    assert_eq!(nodes(&kept).get(other), None);
+}
+
+#[test]
 fn a_change_with_an_old_revision_is_refused() {
     let kept = Kept::new(0);
     let apply = |count: usize, more: &str| {

@@ -45,7 +45,7 @@ use super::unplaced::UnplacedStart;
 use crate::config::StartLimits;
 use crate::figures::tally;
 use crate::messages::{Intent, MAX_INTENTS, StartState};
-use crate::placement::Allocation;
+use crate::placement::{Allocation, Siblings};
 use ssntp_cluster::phase::Phase;
 use ssntp_payload::{CommandSubject, InstanceState, StartFailureReason};
 use ssntp_transport::Deadlines;
@@ -276,6 +276,15 @@ impl Instances {
             State::Starting(_) => Some((*instance, false)),
         })
         .collect()
+    }
+
+    /// The nodes to which these instances belong, each with their number.
+    pub(super) fn siblings(&self, instances: &[Uuid]) -> Siblings {
+        let mut siblings = Siblings::new();
+        for node in instances.iter().filter_map(|instance| self.node_of(*instance)) {
+            *siblings.entry(node).or_default() += 1;
+        }
+        siblings
     }
 
     /// The node to which an instance belongs.

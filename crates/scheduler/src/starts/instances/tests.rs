@@ -3,7 +3,7 @@
 use InstanceState::{Active, Exited, Pending, Stopping};
 
 use super::*;
-use crate::placement::{Placement, Policy, Verdict};
+use crate::placement::{Placement, Policy, Siblings, Verdict};
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::Needs;
 use ssntp_payload::Ready;
@@ -39,7 +39,7 @@ impl Stage {
         let mut placement = Placement::new(Policy::Strict);
         placement.connect(node, ssntp::Role::AGENT);
         placement.ready(node, &Ready::default());
-        let Verdict::Placed(allocation) = placement.place(&Needs::default(), None) else {
+        let Verdict::Placed(allocation) = placement.place(&Needs::default(), None, &Siblings::new()) else {
             panic!("the table has room");
         };
         let start = UnplacedStart {
@@ -51,6 +51,7 @@ impl Stage {
             received: self.now,
             immovable: None,
             nodes: 0,
+            lacks_address: false,
             restarts: false,
         };
         self.table.assign(&start, allocation, self.now);
