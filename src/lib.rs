@@ -71,7 +71,7 @@
 //! # Threads
 //!
 //! A server has one thread for each listening socket, one dispatcher, a bounded number of threads for
-//! handshakes, and two for each session. A client has a supervisor, and two more threads during a
+//! handshakes, and two for each session. A client has one thread, and two more during a
 //! session. Every thread has a name and is joined by its owner. docs/threads.md lists them with their
 //! queues.
 //!

@@ -1,7 +1,7 @@
 //! The identity and the trust of a client, which [`renew`](super::ClientHandle::renew) replaces.
 //!
 //! ```text
-//!  renew() ─▶ newest ── the supervisor is woken ──▶ each later attempt
+//!  renew() ─▶ newest ── the client's thread is woken ──▶ each later attempt
 //!                                                    │ refused, and `proven` is
 //!                                                    │ valid still
 //!             proven ◀── a session begins ───────────┴▶ a second one with `proven`

@@ -357,7 +357,7 @@ pub(super) struct ClientState {
     pub(super) credentials: Mutex<ClientCredentials>,
     /// The identity of the present session.
     pub(super) in_use: Mutex<Option<Identity>>,
-    /// Signals the supervisor that the credentials were replaced.
+    /// Signals the client's thread that the credentials were replaced.
     pub(super) renewal: Sender<()>,
     /// The sending side of the channel of events. `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,

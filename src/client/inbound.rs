@@ -2,7 +2,7 @@
 //!
 //! The channel itself bounds the number of events. A ledger of the events that were put in bounds
 //! their bytes, so that the application can receive from the plain channel. One thread at a time
-//! puts events in: the supervisor before and after a session, the reader during it.
+//! puts events in: the client's thread before and after a session, the reader during it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -22,7 +22,7 @@
 //!                                               │ offline: bounded queue, or refused
 //!  application ◀─ bounded channel of events ◀── inbound ◀───────────────────── reader ◀── server
 //!                                               ▲
-//!  supervisor thread: dial, handshake, back-off ┘ Connected, Disconnected, Closed
+//!  client's thread: dial, handshake, back-off ───┘ Connected, Disconnected, Closed
 //! ```
 //!
 //! The application receives one ordered stream of [`ClientEvent`]s: `Connected`, the frames of
@@ -87,11 +87,12 @@
 //! | `session` | handles the frames that the reader of a session receives |
 //! | `join` | `Join`, `NodeFiles`: joining with a token, and the renewal of the certificate (feature `issue`) |
 //! | `core` | all decisions: rounds of attempts, back-off, the end of a session, the end |
-//! | `supervisor` | the thread that carries the decisions out |
+//! | `client_thread` | the thread that carries the decisions out |
 //! | `time` | the time of a step |
 //! | `figures` | [`ClientFigures`]: a snapshot for monitoring |
 //! | `uuid_file` | UUIDs that are kept on disk, one for each running client |
 
+mod client_thread;
 mod config;
 pub(crate) mod core;
 mod credentials;
@@ -104,7 +105,6 @@ mod inbound;
 #[cfg(feature = "issue")]
 mod join;
 mod session;
-mod supervisor;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
@@ -135,7 +135,7 @@ use ssntp_transport::{deadline, locked, threads};
 /// A running client. It receives events, and derefs to its [`ClientHandle`].
 ///
 /// # Threads
-/// A client owns a supervisor thread and, during a session, that session's reader and writer. It
+/// A client owns the client's thread and, during a session, that session's reader and writer. It
 /// is `Send` and `Sync`: any thread may receive, but each event goes to one receiver only.
 /// [`close`](Self::close), or dropping the client, ends all threads and every wait. It blocks for
 /// little more than the configured grace period, unless the system is resolving a host name, which
@@ -144,7 +144,7 @@ use ssntp_transport::{deadline, locked, threads};
 pub struct Client {
     handle: ClientHandle,
     events: Receiver<ClientEvent>,
-    /// The supervisor, and the thread that renews the certificate.
+    /// The client's thread, and the thread that renews the certificate.
     // A mutex, because `close` has `&self` and may be called by several threads.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -179,7 +179,7 @@ impl Client {
             let handle = client.handle();
             client.spawn("ssntp-renew", move || join::renew_until_closed(&handle, &files))?;
         }
-        client.spawn("ssntp-client", move || supervisor::run(core))?;
+        client.spawn("ssntp-client", move || client_thread::run(core))?;
         Ok(client)
     }
 

@@ -125,7 +125,7 @@ impl Uplink {
             return result;
         }
         let mut state = self.write();
-        // The link closes the outbox before the supervisor learns that the session is over.
+        // The link closes the outbox before the client's thread learns that the session is over.
         if matches!(&*state, UplinkState::Up(up) if up.outbox.is_closed()) {
             *state = UplinkState::Down(Waiting::default());
         }

@@ -434,13 +434,13 @@ pub fn answer_to_unsupported(kind: FrameKind) -> Option<Frame> {
 }
 
 /// The answer to a frame that the roles of its sender do not allow. `None` for an ERROR.
-pub fn answer_to_filtered(kind: FrameKind) -> Option<Frame> {
+pub(crate) fn answer_to_filtered(kind: FrameKind) -> Option<Frame> {
     invalid_frame_type(kind, "role_not_allowed")
 }
 
 /// The answer to a request or reply that does not begin with a valid
 /// [`Exchange`](super::Exchange).
-pub fn answer_to_bad_exchange(kind: FrameKind) -> Option<Frame> {
+pub(crate) fn answer_to_bad_exchange(kind: FrameKind) -> Option<Frame> {
     invalid_frame_type(kind, "bad_exchange")
 }
 
@@ -455,10 +455,4 @@ fn invalid_frame_type(kind: FrameKind, reason: &str) -> Option<Frame> {
         kind.frame_type.0, kind.operand
     );
     Some(Frame::with_payload(ErrorCode::INVALID_FRAME_TYPE, payload))
-}
-
-/// True if a session may send frames of this kind. CONNECT and CONNECTED belong to the handshake,
-/// and the peer would refuse unknown kinds.
-pub fn may_be_sent(kind: FrameKind) -> bool {
-    kind.is_known() && !kind.is_handshake()
 }

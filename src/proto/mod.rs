@@ -60,14 +60,12 @@ mod tests;
 /// The default port of a server (docs/protocol.md, "Underneath").
 pub const DEFAULT_PORT: u16 = 8888;
 
-pub use self::codec::{
-    Codec, DEFAULT_MAX_PAYLOAD, Item, Run, answer_to_bad_exchange, answer_to_filtered, answer_to_unsupported,
-    may_be_sent,
-};
-pub(crate) use self::codec::{LINK, apart};
+pub use self::codec::{Codec, DEFAULT_MAX_PAYLOAD, Item, Run, answer_to_unsupported};
+pub(crate) use self::codec::{LINK, answer_to_bad_exchange, answer_to_filtered, apart};
 pub use self::error::{ProtocolError, Refusal};
 pub(crate) use self::exchange::content;
 pub use self::exchange::{EXCHANGE_LEN, Exchange, Step};
 pub use self::frame::*;
 pub use self::handshake::{ClientHandshake, ServerHandshake};
-pub use self::operands::{APPLICATION_OPERANDS, OperandError, Operands, PROBE};
+pub(crate) use self::operands::PROBE;
+pub use self::operands::{OperandError, Operands};

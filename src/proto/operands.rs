@@ -4,17 +4,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::{Command, FrameKind, FrameType, ParseKindError, may_be_sent};
-
-/// The operands of each frame type that belong to an application. 0xff belongs to the protocol.
-pub const APPLICATION_OPERANDS: RangeInclusive<u8> = 0x80..=0xfe;
+use super::{Command, FrameKind, FrameType, ParseKindError};
 
 /// A kind that is never assigned. Every entity answers it with InvalidFrameType. Frames are handled
 /// in order, so a sender that receives this answer knows that all its earlier frames were handled.
-pub const PROBE: FrameKind = FrameKind::new(FrameType::COMMAND, 0xff);
+pub(crate) const PROBE: FrameKind = FrameKind::new(FrameType::COMMAND, 0xff);
 
 /// The longest name of an operand, in bytes.
 const MAX_NAME: usize = 32;
@@ -57,7 +53,7 @@ impl Operands {
     ///
     /// # Errors
     /// [`OperandError`]: the type is not one of the protocol's four, the operand is not within
-    /// [`APPLICATION_OPERANDS`] or was added before, or the name is not one word of at most 32
+    /// 0x80 to 0xfe or was added before, or the name is not one word of at most 32
     /// letters, digits, `_` and `-`, or is the name of another operand.
     pub fn application(self, kind: FrameKind, name: impl Into<String>) -> Result<Self, OperandError> {
         self.register(kind, name.into(), false)
@@ -110,7 +106,9 @@ impl Operands {
     /// True if a session may send a frame of this kind unchanged. A request may not be sent so,
     /// because the session writes the beginning of its payload.
     pub fn may_be_sent(&self, kind: FrameKind) -> bool {
-        !self.is_request(kind) && (may_be_sent(kind) || kind == PROBE || self.contains(kind))
+        // CONNECT and CONNECTED belong to the handshake, and the peer would refuse unknown kinds.
+        let is_of_protocol = kind.is_known() && !kind.is_handshake();
+        !self.is_request(kind) && (is_of_protocol || kind == PROBE || self.contains(kind))
     }
 
     /// The name that the protocol or the application gives to a kind.

@@ -49,26 +49,20 @@ fn any_kind() -> impl Strategy<Value = FrameKind> {
 
 fn any_trace() -> impl Strategy<Value = Trace> {
     let node = (any::<u128>(), any::<u32>(), any::<u64>(), any::<u64>());
-    (
-        ".{0,80}",
-        any::<u64>(),
-        any::<u64>(),
-        vec(node, 0..=MAX_TRACE_NODES),
-    )
-        .prop_map(|(label, start, end, nodes)| {
-            let mut trace = Trace::new(&label);
-            (trace.start, trace.end) = (start, end);
-            for (uuid, role, received_at, sent_at) in nodes {
-                let node = TraceNode {
-                    uuid: Uuid::from_u128(uuid),
-                    role: Role::from_bits(role),
-                    received_at,
-                    sent_at,
-                };
-                assert!(trace.push(node));
-            }
-            trace
-        })
+    (".{0,80}", any::<u64>(), any::<u64>(), vec(node, 0..=32)).prop_map(|(label, start, end, nodes)| {
+        let mut trace = Trace::new(&label);
+        (trace.start, trace.end) = (start, end);
+        for (uuid, role, received_at, sent_at) in nodes {
+            let node = TraceNode {
+                uuid: Uuid::from_u128(uuid),
+                role: Role::from_bits(role),
+                received_at,
+                sent_at,
+            };
+            assert!(trace.push(node));
+        }
+        trace
+    })
 }
 
 fn any_frame(traced: bool) -> impl Strategy<Value = Frame> {

@@ -18,6 +18,8 @@ use super::admission::Grant;
 use super::core::{CoreEvents, ServerCore};
 use super::entry::{Entry, EntryStep, NoEntry};
 use super::environment::Environment;
+#[cfg(feature = "issue")]
+use super::joining;
 use super::links::{CLAIM, LINK_PROTOCOL};
 use super::log::AUDIT;
 #[cfg(feature = "issue")]
@@ -84,7 +86,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     if secured.alpn.as_deref() == Some(JOIN_PROTOCOL)
         && let Some(enrolment) = &environment.enrolment
     {
-        return enrolment.serve(environment, newcomer, secured.halves, deadline);
+        return joining::serve(enrolment, environment, newcomer, secured.halves, deadline);
     }
     // The verifier refuses a client without a certificate, so this never returns.
     let Some(leaf) = secured.peer.first() else { return };

@@ -4,12 +4,11 @@
 //! frame is sent: rules, answers and the application ask for it.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use log::debug;
 use uuid::Uuid;
 
-use super::config::ServerConfig;
 use super::directory::Directory;
 use super::error::SendError;
 use super::links::{Forwarded, Links, Receivers};
@@ -31,10 +30,10 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    pub(super) fn new(own: &Arc<OwnServer>, config: &ServerConfig, now: Instant) -> Self {
+    pub(super) fn new(own: &Arc<OwnServer>, idle_limit: Option<Duration>, now: Instant) -> Self {
         Self {
             own: Arc::clone(own),
-            sessions: Sessions::new(config.idle_limit, now),
+            sessions: Sessions::new(idle_limit, now),
             links: Links::new(Arc::clone(own)),
             sending: Sending::new(),
         }

@@ -1,41 +1,18 @@
-//! Nodes that join with a token, and certificates that are renewed over a session.
-//!
-//! ```text
-//!  newcomer with ALPN ssntp-join/1 ─▶ a place ─▶ one request ─▶ EnrolmentStore::join ─▶ one answer, the end
-//!                                                                  │ calls StoredToken::redeem
-//!  session ─ RenewCertificate ─▶ dispatcher ─▶ a channel ─▶ thread ssntp-enrol ─▶ EnrolmentStore::renew ─▶ reply
-//! ```
-//!
-//! A connection with which a node joins keeps its slot of the newcomers from TLS to its end, and no code of sessions
-//! runs for it. The store may block, so it is called by these two kinds of threads alone.
+//! Decides which nodes get certificates: [`Enrolment`], the owner of the issuer, of the store, and of the places of
+//! the nodes that join at present. `joining` has the threads that ask it.
 
 use std::fmt;
-use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
 
-use crossbeam_channel::Receiver;
-use log::{Level, info};
-
-use super::environment::Environment;
-use super::handle::ServerHandle;
-use super::log::{AUDIT, Named};
-use super::requests::Renewal;
-use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
+use crate::join::read_request;
 use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
-use ssntp_transport::{Duplex, Halves, Newcomer, drain, locked, refuse, setters, threads, wall_clock};
+use ssntp_transport::{locked, setters};
 
 /// The nodes that may join at a time, and those of one address.
 const AT_A_TIME: usize = 64;
 const OF_ADDRESS: usize = 16;
-/// The time for which a wrong proof has to wait for its answer.
-const DELAY: Duration = Duration::from_secs(1);
-/// The time for which the node may read after the answer.
-const LINGER: Duration = Duration::from_secs(1);
-/// The number of renewals that wait for the thread. Further ones are refused, and the client asks again later.
-pub(super) const RENEWALS: usize = 256;
 
 /// Decides about a join with the stored token, and with the certificate that the same key has got for it before.
 pub type Redeem<'a> = dyn FnMut(&mut StoredToken, Option<&Enrolled>) -> Result<Enrolled, JoinRefusal> + 'a;
@@ -102,48 +79,16 @@ impl Enrolment {
         lifetime: Duration;
     }
 
-    /// Serves one connection with which a node joins, until its end.
-    pub(super) fn serve(
-        &self,
-        environment: &Environment,
-        newcomer: &Arc<Newcomer>,
-        mut halves: Halves,
-        deadline: Instant,
-    ) {
-        let place = Place::take(&self.hosts, newcomer.peer().host());
-        let request = match &place {
-            Some(_) => receive(&mut halves, MAX_REQUEST, deadline),
-            None => Ok(Err(JoinRefusal::Busy)),
-        };
-        let decided = match request {
-            Ok(request) => request.and_then(|yaml| self.join(&yaml, wall_clock())),
-            Err(e) => {
-                let is_late = e.kind() == io::ErrorKind::TimedOut;
-                environment.refused(newcomer, if is_late { "timeout" } else { "lost" });
-                return environment.log_newcomer(newcomer, Level::Info, "no join", "", &e);
-            }
-        };
-        match &decided {
-            Ok(enrolled) => {
-                environment.handshakes.enrolled("joined");
-                let peer = newcomer.peer();
-                info!(target: AUDIT, "joined: {}: {peer}, token {}", shown(enrolled), enrolled.token);
-            }
-            Err(why) => {
-                environment.handshakes.enrolled(why.word());
-                environment.log_newcomer(newcomer, Level::Warn, "no join", "", why);
-                if *why == JoinRefusal::Proof {
-                    // A wait for the peer and no sleep, so that this newcomer is cut if another needs the slot.
-                    drain(&*halves.stream, DELAY);
-                }
-            }
-        }
-        let answer = JoinAnswer::new(decided.as_ref().map(|enrolled| enrolled.chain.clone()));
-        refuse(&mut halves, Some(message(&answer)), LINGER);
+    /// A place among the nodes that join at present; `None` if too many do.
+    pub(super) fn place(&self, host: Option<IpAddr>) -> Option<Place<'_>> {
+        let mut present = locked(&self.hosts);
+        let of_host = present.iter().filter(|other| **other == host).count();
+        (present.len() < AT_A_TIME && of_host < OF_ADDRESS).then(|| present.push(host))?;
+        Some(Place(&self.hosts, host))
     }
 
     /// Decides about a request.
-    fn join(&self, yaml: &[u8], now: SystemTime) -> Result<Enrolled, JoinRefusal> {
+    pub(super) fn join(&self, yaml: &[u8], now: SystemTime) -> Result<Enrolled, JoinRefusal> {
         let request: JoinRequest = read_request(yaml).map_err(JoinRefusal::Request)?;
         let signing = SigningRequest::from_pem(&request.request)?;
         let issuing = (&self.issuer, self.lifetime, now);
@@ -154,7 +99,7 @@ impl Enrolment {
     }
 
     /// Issues the certificate that follows `before` for the key of a signing request.
-    fn renew(
+    pub(super) fn renew(
         &self,
         before: &CertificateInfo,
         request: &[u8],
@@ -180,17 +125,7 @@ impl Enrolment {
 }
 
 /// One of the nodes that join at present, by its host.
-struct Place<'a>(&'a Mutex<Vec<Option<IpAddr>>>, Option<IpAddr>);
-
-impl<'a> Place<'a> {
-    /// `None` if too many nodes join.
-    fn take(hosts: &'a Mutex<Vec<Option<IpAddr>>>, host: Option<IpAddr>) -> Option<Self> {
-        let mut present = locked(hosts);
-        let of_host = present.iter().filter(|other| **other == host).count();
-        (present.len() < AT_A_TIME && of_host < OF_ADDRESS).then(|| present.push(host))?;
-        Some(Self(hosts, host))
-    }
-}
+pub(super) struct Place<'a>(&'a Mutex<Vec<Option<IpAddr>>>, Option<IpAddr>);
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
@@ -198,37 +133,4 @@ impl Drop for Place<'_> {
         let own = present.iter().position(|host| *host == self.1);
         own.map(|own| present.swap_remove(own));
     }
-}
-
-/// A certificate in the log.
-fn shown(enrolled: &Enrolled) -> impl fmt::Display {
-    format!(
-        "UUID {} ({}), serial {}",
-        enrolled.uuid, enrolled.roles, enrolled.serial
-    )
-}
-
-/// Starts the thread that renews certificates. It ends when the sender of the returned channel is dropped.
-pub(super) fn start(
-    enrolment: Arc<Enrolment>,
-    jobs: Receiver<Renewal>,
-    handle: ServerHandle,
-) -> io::Result<JoinHandle<()>> {
-    threads::spawn("ssntp-enrol", move || {
-        for (session, request) in jobs {
-            let before = session.certificate();
-            let renewed = enrolment.renew(before, request.payload(), wall_clock());
-            let word = renewed.as_ref().map_or_else(JoinRefusal::word, |_| "renewed");
-            handle.environment.handshakes.enrolled(word);
-            match &renewed {
-                Ok(enrolled) => info!(target: AUDIT, "renewed: {}: {}", shown(enrolled), Named(before)),
-                Err(why) => info!(target: AUDIT, "not renewed: {session}: {}: {why}", Named(before)),
-            }
-            // A client that has gone meanwhile asks again in its next session.
-            let _ = handle.with(move |cx| match renewed {
-                Ok(enrolled) => cx.reply(&request, enrolled.chain),
-                Err(why) => cx.refuse(&request, &why.to_string()),
-            });
-        }
-    })
 }

@@ -48,7 +48,7 @@
 //! | `config`, `credentials` | [`ServerConfig`], [`ServerError`]; [`Credentials`] |
 //! | `handle`, `channel` | [`ServerHandle`]; [`channel()`]: a handler that sends events to a channel |
 //! | `accept`, `dial` | threads of newcomers, and of servers that are dialled: [`Dialler`] |
-//! | `enrol` | nodes that join, and the renewal of their certificates: `Enrolment` (feature `issue`) |
+//! | `enrol`, `joining` | nodes that join, and the renewal of their certificates: `Enrolment`; its threads (feature `issue`) |
 //! | `entry` | a newcomer between TLS and CONNECTED, step by step |
 //! | `renewal` | the check of all sessions when the credentials are replaced: [`RenewalReport`] |
 //! | `core` | where every event is dispatched: newcomers, frames, ends, timers |
@@ -102,6 +102,8 @@ mod filter;
 mod guard;
 mod handle;
 mod handler;
+#[cfg(feature = "issue")]
+mod joining;
 mod kinds;
 pub(crate) mod links;
 mod log;
@@ -205,7 +207,7 @@ impl Server {
         let settings = config.runner();
         #[cfg(feature = "issue")]
         let enrolment = config.enrolment.take().map(|enrolment| {
-            let (renewals, asked) = crossbeam_channel::bounded(enrol::RENEWALS);
+            let (renewals, asked) = crossbeam_channel::bounded(joining::RENEWALS);
             config.renewals = Some(renewals);
             (enrolment, asked)
         });
@@ -255,7 +257,7 @@ impl Server {
         server.acceptance = Some(acceptance);
         #[cfg(feature = "issue")]
         if let Some((enrolment, asked)) = enrolment {
-            let thread = enrol::start(enrolment, asked, server.handle());
+            let thread = joining::start(enrolment, asked, server.handle());
             server.renewals = Some(thread.map_err(ServerError::Thread)?);
         }
         if let Some(federation) = federation {

@@ -105,7 +105,7 @@ impl State {
                 now,
                 wall: SystemTime::UNIX_EPOCH,
             },
-            delivery: Delivery::new(own, &config, now),
+            delivery: Delivery::new(own, config.idle_limit, now),
             requests: Requests::new(Arc::clone(own), config.renewals),
             admission: Admission::new(own.uuid, config.admission, max_sessions, open),
             routing: Routing::new(config.filter, config.rules, &own.operands)?,

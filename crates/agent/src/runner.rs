@@ -24,7 +24,7 @@ use ssntp::proto::Command;
 use ssntp_cluster::client_loop::{ClientLoop, Event, Service, Uplink};
 use ssntp_cluster::machine;
 use ssntp_payload::NextState;
-use ssntp_transport::now;
+use ssntp_transport::{now, setters};
 
 /// The default for the most instances of a node.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;
@@ -95,14 +95,6 @@ impl AgentConfig {
         self
     }
 
-    /// The limits of this node, which controllers can't change.
-    /// Default: [`Policy::default`], in which nothing runs as root.
-    #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.settings.policy = Arc::new(policy);
-        self
-    }
-
     /// The memory for instances, in MB. Default: the free memory of the machine.
     #[must_use]
     pub fn mem_mb(mut self, mb: u32) -> Self {
@@ -118,26 +110,20 @@ impl AgentConfig {
         self
     }
 
-    /// The maximum number of instances, stopped ones included. Default: [`DEFAULT_MAX_INSTANCES`].
-    #[must_use]
-    pub fn max_instances(mut self, instances: usize) -> Self {
-        self.settings.max_instances = instances;
-        self
-    }
+    setters! {
+        /// The limits of this node, which controllers can't change.
+        /// Default: [`Policy::default`], in which nothing runs as root.
+        policy in settings: Policy;
 
-    /// The interval between STATS. They are also sent soon after an instance changed.
-    /// Default: 30 s.
-    #[must_use]
-    pub fn interval(mut self, interval: Duration) -> Self {
-        self.settings.interval = interval;
-        self
-    }
+        /// The maximum number of instances, stopped ones included. Default: [`DEFAULT_MAX_INSTANCES`].
+        max_instances in settings: usize;
 
-    /// The grace period, after which an instance that was asked to end is killed. Default: 10 s.
-    #[must_use]
-    pub fn grace(mut self, grace: Duration) -> Self {
-        self.settings.grace = grace;
-        self
+        /// The interval between STATS. They are also sent soon after an instance changed.
+        /// Default: 30 s.
+        interval in settings: Duration;
+
+        /// The grace period, after which an instance that was asked to end is killed. Default: 10 s.
+        grace in settings: Duration;
     }
 }
 
@@ -326,7 +312,7 @@ struct Runner {
     streams: Streams,
     control: Control,
     evacuations: Sender<NextState>,
-    /// The number of STATS that were handed to the client, also of those that it had no room for.
+    /// The number of STATS that were handed to the client, including those for which it had no room.
     reports: u64,
     _end: EndNotice,
 }

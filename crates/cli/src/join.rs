@@ -35,7 +35,7 @@ pub(crate) struct JoinArgs {
     /// The key of --join-cert, if it is not in the same file
     #[arg(long, value_name = "FILE", requires = "join_cert")]
     join_key: Option<PathBuf>,
-    /// A file whose first line is NAME:PASSWORD of a user of the etcd
+    /// A file whose first line is NAME:PASSWORD, for a user of the etcd
     #[arg(long, value_name = "FILE", requires = "join")]
     join_user_file: Option<PathBuf>,
     /// The name of the cluster: one etcd may serve several [default: default]

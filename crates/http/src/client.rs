@@ -223,7 +223,7 @@ fn check(length: usize, most: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The kind of error of an answer that cannot be read. Neither sockets nor TLS use this kind.
+/// The kind of error that means that an answer cannot be read. Neither sockets nor TLS return this kind.
 pub const BAD_ANSWER: io::ErrorKind = io::ErrorKind::Unsupported;
 
 fn bad(why: impl Into<String>) -> io::Error {

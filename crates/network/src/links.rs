@@ -21,8 +21,8 @@ const DOOMED: u32 = 21_332;
 const BRIDGE: &str = "ssb";
 pub(crate) const TUNNEL: &str = "ssx";
 pub(super) const PORT: &str = "ssp";
-/// The port of a concentrator on an underlay that is a bridge. The filters of instances do not apply
-/// to it, so its prefix differs.
+/// The port of a concentrator on an underlay that is a bridge. Its prefix differs from that of instances' ports,
+/// so that their filters do not apply to it.
 const CONCENTRATOR: &str = "ssc";
 
 /// The interface that tunnels use.

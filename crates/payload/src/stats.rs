@@ -171,13 +171,13 @@ schema! {
         /// again. In one line of at most 200 characters; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
-        /// Its health, by the check of its START, in keys of its own beside these; default: none, unknown.
+        /// The health of the instance, by the check of its START; default: none, unknown.
         // Boxed, because most instances have no check, and a document may have a hundred thousand instances.
         #[serde(flatten, deserialize_with = "unless_default")]
         health: Option<Box<InstanceHealth>>,
     }
 
-    /// The health of an instance in STATS. Its keys stand among those of [`InstanceStats`].
+    /// The health of an instance in STATS. In the document its keys are keys of [`InstanceStats`].
     InstanceHealth {
         /// The health; default: empty, unknown. Left out when empty.
         #[serde(rename = "health", skip_serializing_if = "is_default")]

@@ -91,9 +91,9 @@ impl RevocationLists {
         })
     }
 
-    /// True to make an overdue list an error, and also lists of which none is of a trusted authority. Then
-    /// no trust can be made with them, and an existing trust refuses every certificate of an overdue list's
-    /// issuer until it gets a newer list; those peers may try again. If false, there is a warning, and the
+    /// True to treat two things as errors: an overdue list, and lists of which none is from a trusted authority.
+    /// No trust can be made with such lists. If a list becomes overdue later, the trust refuses every certificate
+    /// of its issuer until it gets a newer list; those peers may try again. If false, there is a warning, and the
     /// list still counts. Default: false.
     #[must_use]
     pub fn enforce_expiry(mut self, enforced: bool) -> Self {

@@ -174,7 +174,7 @@ pub struct StoredToken {
     pub uuid: Option<Uuid>,
     /// The number of nodes that may still join with it.
     pub uses_left: u32,
-    /// The second at which it ends, since 1970.
+    /// The end of the token, in seconds since 1970.
     pub ends: u64,
     /// The operator who made it, for lists.
     pub made_by: String,

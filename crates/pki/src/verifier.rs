@@ -190,8 +190,8 @@ fn check_chain(
 /// The check of a peer's certificate without a chain: one of X.509 version 1, or that of a trusted
 /// authority, such as a self-signed one. OpenSSL accepts both, too. `None` for any other certificate.
 ///
-/// The handshake proves that the peer holds the key. With an authority's key it could issue itself any
-/// certificate.
+/// The handshake proves that the peer holds the key. If that is the key of an authority, the peer could issue
+/// itself any certificate, so accepting it gives nothing away.
 fn check_single(
     trust: &Trust,
     cert: &CertificateDer<'_>,

@@ -103,8 +103,7 @@ impl SchedulerConfig {
         enrolments: Enrolments;
     }
 
-    /// The maximum number of STARTs that may wait for a node's READY, the most bytes of them, and the longest
-    /// time. A START beyond these limits is answered with `full_cloud`. Default: 1024 STARTs,
+    /// The limits of the STARTs that wait for a node's READY: their number, their bytes in all, and their time. A START beyond these limits is answered with `full_cloud`. Default: 1024 STARTs,
     /// 64 MiB, 60 s. All controllers share the room: each may end every instance anyway, so a share
     /// would protect none, and would take room from the only one.
     #[must_use]

@@ -221,7 +221,8 @@ impl Configuration {
         self.write_at = self.keeper.is_durable().then_some(now);
         Ok(std::mem::replace(&mut self.sender, sender))
     }
-    /// The thread that writes the configuration, to start it.
+
+    /// The keeper of the configuration's file. The caller starts its thread.
     pub(super) fn keeper(&mut self) -> &mut Keeper {
         &mut self.keeper
     }

@@ -50,8 +50,8 @@
 //! * **Identity of a node.** A node is identified by the UUID of its session. The UUID in READY is
 //!   ignored, and STATS with another UUID are dropped.
 //! * **Held.** A node that has just connected counts as waiting for its READY, with either
-//!   policy: a START that fits only such nodes is held. The same is true for 3 s of a node that has
-//!   ended its session in order, because a node with a renewed certificate reconnects by then.
+//!   policy: a START that fits only such nodes is held. For 3 s a node that has ended its session in
+//!   order counts in the same way, because a node with a renewed certificate reconnects by then.
 //! * **A failed START** uses no room of its node: the node's last READY applies again, unless the
 //!   reason is `full_cn` or `node_maintenance`.
 //! * **Too many STARTs.** If [`SchedulerConfig::in_flight`] STARTs are in flight, a further one is

@@ -19,11 +19,11 @@ pub(super) const MAX_DOCUMENT: usize = 1 << 20;
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Written {
-    /// It is written.
+    /// The document is written.
     Done,
-    /// It is not written, for this reason.
+    /// The document is not written, for this reason.
     Refused(String),
-    /// It may be written or not: its answer was lost.
+    /// The engine's answer was lost, so the document may or may not be written.
     Unknown(String),
 }
 

@@ -163,7 +163,7 @@ impl TenantTable {
         self.table = table;
     }
 
-    /// The thread that writes the table, to start it.
+    /// The keeper of the table's file. The caller starts its thread.
     pub(super) fn keeper(&mut self) -> &mut Keeper {
         &mut self.keeper
     }

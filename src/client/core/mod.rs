@@ -33,7 +33,7 @@
 //! Simulations use it by the hidden module `simulation`. A [`ClientCore`] has
 //! no threads, no sockets and no clock. Its owner calls [`ClientCore::step`] with the time, carries
 //! out the [`Next`] that it returns, and steps again after an event or at the time that it names.
-//! [`Client`](super::Client) runs it on its supervisor thread.
+//! [`Client`](super::Client) runs it on the client's thread.
 
 mod life;
 

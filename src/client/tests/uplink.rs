@@ -24,7 +24,7 @@ enum Step {
     Up,
     /// The writer of the session sends the queue.
     Write,
-    /// The connection is cut. The supervisor sees it later, or now.
+    /// The connection is cut. The client's thread sees it later, or now.
     Cut,
     Down,
     /// The session is to be replaced.
@@ -107,7 +107,7 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Write => outboxes.last().into_iter().for_each(write),
             Step::Cut => outboxes.last().into_iter().for_each(cut),
             Step::Down => {
-                // The supervisor ends a session after its link has ended.
+                // The client's thread ends a session after its link has ended.
                 outboxes.last().into_iter().for_each(cut);
                 uplink.down();
             }

@@ -1,13 +1,9 @@
-//! The fields of a frame, as its decoders read them: the decoders of headers, handshakes, traces and streams
-//! read their bytes through [`Fields`], which can note each field with its place. On a session the notes are
-//! `()`, so that noting compiles to nothing.
+//! The fields of a frame: the decoders of headers, handshakes, traces and streams read their bytes through
+//! [`Fields`], which can note each field with its place. On a session the notes are `()`, so that noting compiles
+//! to nothing.
 
 use uuid::Uuid;
 
-use super::{
-    Command, Connect, Connected, Event, FrameKind, Header, OpenStream, Status, StreamCredit, StreamData,
-    StreamEnded, Trace,
-};
 use ssntp_pki::Role;
 
 /// A field of a frame.
@@ -38,69 +34,6 @@ pub enum FieldValue {
     Role(Role),
     /// Any bytes, mostly text.
     Bytes(Vec<u8>),
-}
-
-/// A part of a frame that is decoded on its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The first eight bytes.
-    Header,
-    /// The bytes between this header, of CONNECT or CONNECTED, and the payload.
-    Handshake(Header),
-    /// The block of a trace, without its length.
-    Trace,
-    /// The payload.
-    Payload(FrameKind),
-}
-
-/// Decodes a part of a frame as a session does. Returns the fields that were read, and the fault that ended
-/// the decoding: its offset, and a sentence.
-pub fn annotate(part: Part, bytes: &[u8]) -> (Vec<Field>, Option<(usize, String)>) {
-    let mut fields = Fields::noting(bytes, Vec::new());
-    let fault = match part {
-        Part::Header => Header::read(&mut fields).is_none().then(String::new),
-        Part::Handshake(header) => {
-            let is_whole = if header.kind == Status::CONNECTED {
-                Connected::read(&mut fields).is_some()
-            } else {
-                Connect::read(&header, &mut fields).is_some()
-            };
-            (!is_whole).then(String::new)
-        }
-        Part::Trace => Trace::read(&mut fields).err().map(|fault| fault.to_string()),
-        Part::Payload(kind) => payload(kind, &mut fields).err(),
-    };
-    let (at, cut, noted) = (fields.at, fields.cut, fields.notes);
-    let fault = fault.map(|fault| match (cut, noted.last()) {
-        (Some((name, len)), _) => {
-            let there = bytes.len() - at;
-            (at, format!("ends inside {name}, with {there} of its {len} bytes"))
-        }
-        // The value that was read last is wrong.
-        (None, Some(last)) if !matches!(part, Part::Payload(_)) => (last.at, fault),
-        (None, _) => (0, fault),
-    });
-    (noted, fault)
-}
-
-fn payload(kind: FrameKind, fields: &mut Fields<'_, impl Notes>) -> Result<(), String> {
-    let is_valid = if kind == Command::OPEN_STREAM {
-        OpenStream::read(fields).is_some()
-    } else if kind == Command::STREAM_CREDIT {
-        StreamCredit::read(fields).is_some()
-    } else if kind == Event::STREAM_DATA {
-        StreamData::read(fields).is_some()
-    } else if kind == Event::STREAM_ENDED {
-        StreamEnded::read(fields).is_some()
-    } else if kind.is_of_streams() {
-        fields.uuid("stream").is_some_and(|stream| !stream.is_nil())
-    } else {
-        fields.rest("payload");
-        true
-    };
-    is_valid
-        .then_some(())
-        .ok_or_else(|| format!("the payload is not one of {kind}"))
 }
 
 /// Takes note of the fields that are read.
@@ -137,10 +70,10 @@ impl Notes for Vec<Field> {
 #[derive(Debug)]
 pub(crate) struct Fields<'a, N = ()> {
     bytes: &'a [u8],
-    at: usize,
-    notes: N,
+    pub(super) at: usize,
+    pub(super) notes: N,
     /// The first field whose bytes were missing, and its length.
-    cut: Option<(&'static str, usize)>,
+    pub(super) cut: Option<(&'static str, usize)>,
     /// The number of the hop of a trace to which the fields belong.
     node: Option<usize>,
 }
@@ -154,7 +87,7 @@ impl<'a> Fields<'a> {
 
 impl<'a, N: Notes> Fields<'a, N> {
     #[inline]
-    fn noting(bytes: &'a [u8], notes: N) -> Self {
+    pub(super) fn noting(bytes: &'a [u8], notes: N) -> Self {
         Self {
             bytes,
             at: 0,

@@ -15,7 +15,7 @@ pub const HEADER_LEN: usize = 8;
 /// The major version this crate speaks.
 pub const MAJOR: u8 = 0;
 /// The minor version this crate writes; any is accepted.
-pub const MINOR: u8 = 1;
+pub(crate) const MINOR: u8 = 1;
 /// The bit of the major byte that announces a trace block.
 pub const TRACE_FLAG: u8 = 0x80;
 

@@ -16,11 +16,12 @@
 //! | `connect` | [`Connect`], [`Connected`] |
 //! | `trace` | [`Trace`] and its hops |
 //! | `traceparent` | [`TraceParent`]: the W3C trace context in a label |
-//! | `fields` | [`annotate`]: each field with its place, as the decoders read it |
+//! | `fields`, `annotate` | [`Field`]: each with its place, as the decoders read it; [`annotate()`] |
 //! | `stream` | the output of instances: [`OpenStream`], [`StreamData`] … |
 //!
 //! All integers are big-endian; a UUID is its 16 raw bytes.
 
+mod annotate;
 mod command;
 mod connect;
 mod error;
@@ -35,19 +36,20 @@ mod traceparent;
 
 use bytes::Bytes;
 
+pub use self::annotate::{Part, annotate};
 pub use self::command::Command;
 pub use self::connect::{CONNECT_LEN, CONNECTED_LEN, Connect, Connected};
 pub use self::error::ErrorCode;
 pub use self::event::Event;
 pub(crate) use self::fields::Fields;
-pub use self::fields::{Field, FieldValue, Part, annotate};
-pub use self::header::{FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MINOR, ParseKindError, TRACE_FLAG};
+pub use self::fields::{Field, FieldValue};
+pub use self::header::{FrameKind, FrameType, HEADER_LEN, Header, MAJOR, ParseKindError, TRACE_FLAG};
 pub use self::status::Status;
 pub use self::stream::{
     MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, MAX_STREAM_TEXT, OpenStream, Outputs, StreamCredit, StreamData,
     StreamEndReason, StreamEnded, close_stream, stream_of, stream_opened,
 };
-pub use self::trace::{BadTrace, Hop, MAX_TRACE_LEN, MAX_TRACE_NODES, Trace, TraceNode};
+pub use self::trace::{BadTrace, Hop, MAX_TRACE_LEN, Trace, TraceNode};
 pub use self::traceparent::{BadTraceParent, TraceParent};
 
 /// A frame of an established session: its kind, its payload, and perhaps a trace. A clone shares

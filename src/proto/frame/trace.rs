@@ -13,7 +13,7 @@ use ssntp_transport::cut;
 /// The largest block that a receiver accepts, in bytes.
 pub const MAX_TRACE_LEN: usize = 4096;
 /// The maximum number of hops a block holds.
-pub const MAX_TRACE_NODES: usize = 32;
+pub(crate) const MAX_TRACE_NODES: usize = 32;
 
 const VERSION: u8 = 1;
 // Version, length of the label, two times, number of nodes.

@@ -126,7 +126,7 @@ fn ask(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// The error of a request; a word of the protocol is explained.
+/// The failure to print for the error of a request. If the reason is a word of the protocol, it explains the word.
 fn explained(error: RequestError) -> Failure {
     let RequestError::Refused(why) = &error else {
         return error.into();

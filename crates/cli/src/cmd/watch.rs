@@ -7,7 +7,8 @@ use ssntp::payload::{InvalidFrameType, Payload, Watch as Question, Watched};
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
 use uuid::Uuid;
 
-use super::ctl::sessions::{new_id, refusal_text};
+use super::ctl::session::refusal_text;
+use super::ctl::sessions::new_id;
 use super::listen::{clock, time};
 use super::operands;
 use crate::application::Applications;

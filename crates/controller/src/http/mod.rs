@@ -177,7 +177,7 @@ impl Api {
     /// Replaces the certificate and the authorities for new connections. Has no effect without TLS.
     ///
     /// # Errors
-    /// [`HttpError::Tls`]; the present ones stay in use.
+    /// [`HttpError::Tls`]; the present certificate and authorities stay in use.
     pub fn renew(&self, identity: &Identity, cluster: Trust, look: Option<Trust>) -> Result<(), HttpError> {
         if self.routes.access.trusts().is_none() {
             return Ok(());

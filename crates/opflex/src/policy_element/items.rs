@@ -85,7 +85,7 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// The topmost objects of a resolve, whose key is `key`.
+    /// The topmost objects of this item, if it is a resolve. `key` is the key of this item.
     pub(super) fn roots<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = &'a Uri> {
         let target = match key {
             Key::Resolve(_, _, Target::Uri(uri)) => Some(uri),

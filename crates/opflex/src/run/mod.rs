@@ -91,5 +91,6 @@ pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::figures::ServerFigures;
 pub use self::handle::ServerHandle;
+pub use self::own_copy::Edited;
 pub use self::server::Server;
 pub use ssntp_transport::default_max_handshakes;

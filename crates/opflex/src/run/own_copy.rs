@@ -22,11 +22,11 @@ const ATTEMPTS: u32 = 4;
 
 /// The result of an edit.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Edited {
+pub struct Edited {
     /// The number of objects that changed.
-    pub(super) changed: usize,
+    pub changed: usize,
     /// The revision of policy that the edit made.
-    pub(super) revision: u64,
+    pub revision: u64,
 }
 
 /// The present revision of policy, and the policy.

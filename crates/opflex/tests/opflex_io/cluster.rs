@@ -117,7 +117,7 @@ fn an_edit_for_another_revision_is_refused_with_the_present_one() {
     assert_eq!(made_on, revision(&one));
     edit(&one, Edit::Merge(vec![object("/a/", "second")]));
     let is = revision(&one);
-    control.only_at(Some(made_on));
+    control.if_revision = Some(made_on);
     // This server may have read the edit of the other one or not.
     let refused = control.put(&[object("/a/", "third")], false).unwrap_err();
     let ControlError::Refused(why) = refused else {
@@ -125,9 +125,9 @@ fn an_edit_for_another_revision_is_refused_with_the_present_one() {
     };
     let wanted = format!("policy has changed: its revision is {is}, not {made_on}");
     assert!(why.to_string().contains(&wanted), "{why}");
-    control.only_at(Some(is));
-    assert_eq!(control.put(&[object("/a/", "third")], false).unwrap(), 1);
-    assert!(control.revision() > Some(is));
+    control.if_revision = Some(is);
+    let edited = control.put(&[object("/a/", "third")], false).unwrap();
+    assert!(edited.changed == 1 && edited.revision > is, "{edited:?}");
     until_same(&one, &two, &["third"]);
 }
 
@@ -141,8 +141,8 @@ fn a_cluster_without_policy_has_the_revision_0_on_all_servers() {
     let mut control = Control::connect(&path, LIMIT).unwrap();
     let (is, _) = control.status().unwrap();
     assert_eq!((is, revision(&one)), (0, 0));
-    control.only_at(Some(is));
-    assert_eq!(control.put(&[object("/a/", "first")], false).unwrap(), 1);
+    control.if_revision = Some(is);
+    assert_eq!(control.put(&[object("/a/", "first")], false).unwrap().changed, 1);
 }
 
 #[test]

@@ -33,15 +33,16 @@ fn policy_is_edited_and_dumped_by_the_control_socket_and_survives_a_restart() {
     assert_eq!(
         control
             .put(&[object("/a/", "put"), object("/b/", "b")], false)
-            .unwrap(),
+            .unwrap()
+            .changed,
         2
     );
     // The edit is on the disk when it is answered.
     let kept = ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
     assert_eq!(kept.len(), 2);
     until_value(&element, Store::Policy, "/a/", Some("put"));
-    assert_eq!(control.delete(&[uri("/b/")]).unwrap(), 1);
-    assert_eq!(control.put(&[object("/a/", "put")], true).unwrap(), 0);
+    assert_eq!(control.delete(&[uri("/b/")]).unwrap().changed, 1);
+    assert_eq!(control.put(&[object("/a/", "put")], true).unwrap().changed, 0);
     assert_eq!(control.dump(&Uri::root()).unwrap(), [object("/a/", "put")]);
     assert_eq!(control.dump(&uri("/b/")).unwrap(), []);
     assert_eq!(control.sessions().unwrap()[0]["name"], "pe1");
@@ -197,18 +198,18 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
     assert_eq!(control.dump(&Uri::root()).unwrap(), []);
     let mut shuffled = policy("one");
     shuffled.reverse();
-    assert_eq!(control.put(&shuffled, false).unwrap(), 2500);
+    assert_eq!(control.put(&shuffled, false).unwrap().changed, 2500);
     assert_eq!(control.dump(&Uri::root()).unwrap(), policy("one"));
     until_value(&element, Store::Policy, "/a/1700/", Some("one"));
 
-    assert_eq!(control.reload(&policy("one")).unwrap(), 0);
+    assert_eq!(control.reload(&policy("one")).unwrap().changed, 0);
     let mut next = policy("one");
     next[1700] = object("/a/1700/", "two");
     next.push(object("/b/", "new"));
     next.remove(3);
-    assert_eq!(control.reload(&next).unwrap(), 3);
+    assert_eq!(control.reload(&next).unwrap().changed, 3);
     until_value(&element, Store::Policy, "/a/1700/", Some("two"));
-    assert_eq!(control.reload(&policy("three")).unwrap(), 2501);
+    assert_eq!(control.reload(&policy("three")).unwrap().changed, 2501);
     until_value(&element, Store::Policy, "/a/1700/", Some("three"));
     // While the server runs, the journal may have edits.
     server.stop();
@@ -341,7 +342,10 @@ classes:
     // The parent is known from the tree.
     let inner = ManagedObject::new("Group", uri("/Space/s/Group/g/Group/h/"));
     let parent = ManagedObject::new("Group", uri("/Space/s/Group/g/"));
-    assert_eq!(control.put(std::slice::from_ref(&parent), false).unwrap(), 1);
+    assert_eq!(
+        control.put(std::slice::from_ref(&parent), false).unwrap().changed,
+        1
+    );
     let mut refused = |object: ManagedObject| control.put(&[object], false).unwrap_err().to_string();
     let wrong = refused(inner.clone());
     assert!(
@@ -450,7 +454,7 @@ fn a_policy_longer_than_a_clients_message_is_put() {
     let objects: Vec<_> = (0..66)
         .map(|n| object(&format!("/long/{n}/"), &"x".repeat(1 << 20)))
         .collect();
-    assert_eq!(control.put(&objects, false).unwrap(), 66);
+    assert_eq!(control.put(&objects, false).unwrap().changed, 66);
     drop(control);
     server.stop();
 }

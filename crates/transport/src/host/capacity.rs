@@ -105,7 +105,7 @@ fn address_space() -> Cost {
 
 /// Memory in KiB, beside the queues. An idle session takes 26 KiB, and 33 more while it holds a part of a
 /// TLS record and of a frame, of which it may hold a record without a reservation (`flow::UNRESERVED`). A
-/// handshake has a stack and the state of TLS. A server without sessions takes 8 MiB beside its program.
+/// handshake has a stack and the state of TLS. A server without sessions takes 8 MiB in addition to the memory of its program.
 const MEMORY: Cost = Cost {
     session: 64,
     handshake: 128,

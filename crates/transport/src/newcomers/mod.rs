@@ -379,7 +379,7 @@ pub struct Newcomer {
     /// without harm, because the fate decides.
     unwatched: AtomicBool,
     stream: Arc<dyn Duplex>,
-    /// As the system has told it when it accepted the peer. Later it may be unknown.
+    /// The address that the system gave when it accepted the peer. The system may not know it any more later.
     peer: PeerAddress,
 }
 

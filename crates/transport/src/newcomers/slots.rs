@@ -73,13 +73,13 @@ pub enum HandshakeState {
     /// The peer has to send or receive, or the thread of the handshake computes.
     #[default]
     UnderWay,
-    /// Its input has ended because the server stops. The peer gets the reason.
+    /// The server stops, so no more input is read. The peer gets the reason.
     Stopping,
-    /// All of its input was received, and the answer is being sent.
+    /// All of the peer's input was received, and the answer is being sent.
     InputComplete,
-    /// It was ended to make room for another newcomer.
+    /// The handshake was ended to make room for another newcomer.
     Cut,
-    /// It is over, and the peer has a session.
+    /// The handshake is over, and the peer has a session.
     Admitted,
 }
 

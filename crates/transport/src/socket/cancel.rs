@@ -121,7 +121,7 @@ pub(crate) fn cancelled_error() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "cancelled")
 }
 
-/// While it lives, a [`Cancel`] ends the registered object.
+/// The registration of an object with a [`Cancel`], which ends the object. Dropping this removes the registration.
 #[derive(Debug)]
 pub struct CancelWatch<'a> {
     cancel: &'a Cancel,

@@ -21,7 +21,7 @@ use crate::host::{after, deadline, left, locked, locked_again, now};
 /// The number of bytes that one direction holds before its writer blocks.
 pub const CAPACITY: usize = 64 * 1024;
 
-/// The faults of the bytes that one end receives. Default: none.
+/// Faults that the network adds to the bytes that one end receives. Default: none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// The maximum number of bytes that a read returns.

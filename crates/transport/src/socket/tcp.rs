@@ -83,8 +83,8 @@ fn disable_pacing(socket: &Socket, peer: SocketAddr) {
     }
 }
 
-/// The number of connections that may wait to be accepted. With the 128 of the standard library a
-/// burst of newcomers waits for SYN retransmits.
+/// The number of connections that may wait to be accepted. The standard library allows 128, which
+/// makes a burst of newcomers wait until they send their SYN again.
 const BACKLOG: i32 = 4096;
 
 /// Connects to the first address of `host` that answers. `limit` is the time for the look-up of the

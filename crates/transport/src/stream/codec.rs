@@ -31,8 +31,8 @@ pub trait Decode: Send + 'static {
 /// Received bytes that wait to be decoded.
 ///
 /// An item for which memory is reserved gets all of it at once, so that it is never copied to
-/// grow. Decoded items never share memory with later bytes. Busy links borrow the memory from a
-/// [`BufferPool`].
+/// grow. Decoded items never share memory with later bytes. The memory comes from a [`BufferPool`]
+/// while a link is busy.
 #[derive(Debug)]
 pub struct Inbox {
     pub(crate) bytes: BytesMut,

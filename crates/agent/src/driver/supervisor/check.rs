@@ -61,7 +61,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Checks {
     check: HealthCheck,
-    /// The order, which each process reads. A file in memory, because a pipe may have no room for it.
+    /// The order, which the process of each check reads: a file in memory, because a long order may not fit into a
+    /// pipe.
     order: File,
     health: Health,
     /// The number of failures in a row that count.

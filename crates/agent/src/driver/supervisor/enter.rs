@@ -82,9 +82,8 @@ pub(super) fn become_program(
     }
 }
 
-/// Makes sure that the program begins with the default action of each signal that whoever started the
-/// agent has ignored. A signal that is handled, unlike an ignored one, has its default action again after
-/// the program is executed.
+/// Lets the program begin with the default action of each signal that was ignored when the agent was started.
+/// To do so, it handles these signals: executing a program resets handled signals, but not ignored ones.
 fn stop_ignoring_signals() {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

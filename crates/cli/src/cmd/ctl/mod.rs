@@ -49,7 +49,7 @@ mod moves;
 mod options;
 mod prune;
 mod servers;
-mod session;
+pub(super) mod session;
 pub(super) mod sessions;
 pub(crate) mod tables;
 mod tenant;

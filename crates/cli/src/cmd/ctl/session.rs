@@ -8,13 +8,13 @@ use crossbeam_channel::bounded;
 use ssntp::Role;
 use ssntp::client::ClientHandle;
 use ssntp::payload::Payload;
+use ssntp::proto::FrameKind;
 use ssntp_transport::{now, threads};
 use ssntp_view::{AskError, CommandError, Controller, Node, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
-use super::sessions::refusal_text;
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
 use crate::output::{Output, even_unread, note, print_json, print_line, printable};
@@ -327,5 +327,18 @@ impl Progress {
                 self.noted = state;
             }
         }
+    }
+}
+
+/// The reason of a refused question, for people.
+pub(in crate::cmd) fn refusal_text(kind: FrameKind, reason: &str) -> String {
+    match reason {
+        "role_not_allowed" => format!(
+            "the server does not allow {kind} for this controller: it has no operators, or another \
+             controller is the master"
+        ),
+        "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
+        "too_many" => "too many operators watch already; end another `ssntp watch` first".into(),
+        reason => format!("the server refuses {kind}: {reason}"),
     }
 }

@@ -2,7 +2,6 @@
 
 use ssntp::Role;
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
-use ssntp::proto::FrameKind;
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
@@ -46,17 +45,4 @@ pub(super) fn all(session: &Session<'_>, roles: Option<Role>) -> Result<Vec<Sess
 /// An id for a new request.
 pub(in crate::cmd) fn new_id() -> Id {
     Uuid::new_v4().into()
-}
-
-/// The reason of a refused question, for people.
-pub(in crate::cmd) fn refusal_text(kind: FrameKind, reason: &str) -> String {
-    match reason {
-        "role_not_allowed" => format!(
-            "the server does not allow {kind} for this controller: it has no operators, or another \
-             controller is the master"
-        ),
-        "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
-        "too_many" => "too many operators watch already; end another `ssntp watch` first".into(),
-        reason => format!("the server refuses {kind}: {reason}"),
-    }
 }

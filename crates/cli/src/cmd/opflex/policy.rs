@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 use ssntp_opflex::model::{Format, ManagedObject, Uri};
-use ssntp_opflex::run::ControlError;
+use ssntp_opflex::run::{ControlError, Edited};
 
 use super::control::ControlArgs;
 use super::load_objects;
@@ -77,17 +77,17 @@ struct Only {
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut control = args.control.connect()?;
-    let changed = match args.command {
+    let edited = match args.command {
         Change::Put { files, replace, only } => {
-            control.only_at(only.if_revision);
+            control.if_revision = only.if_revision;
             control.put(&load_all(&files)?, replace)
         }
         Change::Reload { files, only } => {
-            control.only_at(only.if_revision);
+            control.if_revision = only.if_revision;
             control.reload(&load_all(&files)?)
         }
         Change::Delete { uris, only } => {
-            control.only_at(only.if_revision);
+            control.if_revision = only.if_revision;
             control.delete(&uris)
         }
         Change::Status => {
@@ -104,14 +104,14 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             return print_text(&if yaml { text } else { printable_json(&text) });
         }
     };
-    let changed = changed.map_err(|e| match e {
+    let Edited { changed, revision } = edited.map_err(|e| match e {
         // A server that was paused makes the change once it continues.
         ControlError::TimedOut => Failure::new(format_args!("{e}, and may still make the change")),
         ControlError::Closed => Failure::new(format_args!("{e}, and may have made the change")),
         e => Failure::new(e),
     })?;
     let objects = if changed == 1 { "object" } else { "objects" };
-    let value = json!({ "changed": changed, "revision": control.revision() });
+    let value = json!({ "changed": changed, "revision": revision });
     print_either(args.control.json, value, format!("{changed} {objects} changed"))
 }
 

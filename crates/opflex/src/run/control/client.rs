@@ -32,8 +32,8 @@ pub struct Control {
     decoder: Decoder,
     limit: Duration,
     last: u64,
-    if_revision: Option<u64>,
-    revision: Option<u64>,
+    /// If set, changes are refused ([`ControlError::Refused`]) unless policy has this revision. Default: `None`.
+    pub if_revision: Option<u64>,
 }
 
 impl Control {
@@ -54,20 +54,7 @@ impl Control {
             limit,
             last: 0,
             if_revision: None,
-            revision: None,
         })
-    }
-
-    /// From now on, changes are refused ([`ControlError::Refused`]) unless policy has this revision.
-    /// With `None`, the default, changes are made at any revision.
-    pub fn only_at(&mut self, revision: Option<u64>) {
-        self.if_revision = revision;
-    }
-
-    /// The revision of policy after the last change over this connection, or at the last
-    /// [`status`](Self::status).
-    pub fn revision(&self) -> Option<u64> {
-        self.revision
     }
 
     /// The revision of policy and the number of its objects.
@@ -76,33 +63,30 @@ impl Control {
     /// [`ControlError`].
     pub fn status(&mut self) -> Result<(u64, u64), ControlError> {
         let mut result = self.call(STATUS, json!({}))?;
-        let both = (take(&mut result, "revision")?, take(&mut result, "objects")?);
-        self.revision = Some(both.0);
-        Ok(both)
+        Ok((take(&mut result, "revision")?, take(&mut result, "objects")?))
     }
 
-    /// Adds or replaces objects; with `replace`, together with everything below them. Returns the
-    /// number of changed objects.
+    /// Adds or replaces objects; with `replace`, together with everything below them.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn put(&mut self, objects: &[ManagedObject], replace: bool) -> Result<u64, ControlError> {
+    pub fn put(&mut self, objects: &[ManagedObject], replace: bool) -> Result<Edited, ControlError> {
         self.change(PUT, json!({ "objects": objects, "replace": replace }))
     }
 
-    /// Removes objects with everything below them. Returns the number of removed objects.
+    /// Removes objects with everything below them.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn delete(&mut self, uris: &[Uri]) -> Result<u64, ControlError> {
+    pub fn delete(&mut self, uris: &[Uri]) -> Result<Edited, ControlError> {
         self.change(DELETE, json!({ "uris": uris }))
     }
 
-    /// Replaces all policy by these objects. Returns the number of changed objects.
+    /// Replaces all policy by these objects.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn reload(&mut self, objects: &[ManagedObject]) -> Result<u64, ControlError> {
+    pub fn reload(&mut self, objects: &[ManagedObject]) -> Result<Edited, ControlError> {
         self.change(RELOAD, json!({ "objects": objects }))
     }
 
@@ -189,14 +173,11 @@ impl Control {
         }
     }
 
-    fn change(&mut self, method: &str, mut params: Value) -> Result<u64, ControlError> {
+    fn change(&mut self, method: &str, mut params: Value) -> Result<Edited, ControlError> {
         if let Some(revision) = self.if_revision {
             params["if_revision"] = revision.into();
         }
-        let edited = serde_json::from_value(self.call(method, params)?);
-        let Edited { changed, revision } = edited.map_err(|_| ControlError::Answer)?;
-        self.revision = Some(revision);
-        Ok(changed as u64)
+        serde_json::from_value(self.call(method, params)?).map_err(|_| ControlError::Answer)
     }
 
     /// Calls any inner method, and returns its result.

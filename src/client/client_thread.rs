@@ -15,7 +15,7 @@ use super::dial::{Dialer, refuse_session};
 use super::handle::ClientHandle;
 use ssntp_transport::{Link, now, wall_clock};
 
-/// Closes the client at the end of its supervisor. The client has ended before, unless the supervisor
+/// Closes the client at the end of the client's thread. The client has ended before, unless the thread
 /// panicked, for example in a signer of the application. Without this, all callers that wait for a
 /// session or an event would wait for ever.
 struct CloseAtEnd(ClientHandle);

@@ -1,0 +1,108 @@
+//! Nodes that join with a token, and certificates that are renewed over a session.
+//!
+//! ```text
+//!  newcomer with ALPN ssntp-join/1 ─▶ a place ─▶ one request ─▶ EnrolmentStore::join ─▶ one answer, the end
+//!                                                                  │ calls StoredToken::redeem
+//!  session ─ RenewCertificate ─▶ dispatcher ─▶ a channel ─▶ thread ssntp-enrol ─▶ EnrolmentStore::renew ─▶ reply
+//! ```
+//!
+//! A connection with which a node joins keeps its slot of the newcomers from TLS to its end, and no code of sessions
+//! runs for it. The store may block, so it is called by these two kinds of threads alone.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use log::{Level, info};
+
+use super::enrol::Enrolment;
+use super::environment::Environment;
+use super::handle::ServerHandle;
+use super::log::{AUDIT, Named};
+use super::requests::Renewal;
+use crate::join::{JoinAnswer, MAX_REQUEST, message, receive};
+use ssntp_pki::{Enrolled, JoinRefusal};
+use ssntp_transport::{Duplex, Halves, Newcomer, drain, refuse, threads, wall_clock};
+
+/// The time for which a wrong proof has to wait for its answer.
+const DELAY: Duration = Duration::from_secs(1);
+/// The time for which the node may read after the answer.
+const LINGER: Duration = Duration::from_secs(1);
+/// The number of renewals that wait for the thread. Further ones are refused, and the client asks again later.
+pub(super) const RENEWALS: usize = 256;
+
+/// Serves one connection with which a node joins, until its end.
+pub(super) fn serve(
+    enrolment: &Enrolment,
+    environment: &Environment,
+    newcomer: &Arc<Newcomer>,
+    mut halves: Halves,
+    deadline: Instant,
+) {
+    let place = enrolment.place(newcomer.peer().host());
+    let request = match &place {
+        Some(_) => receive(&mut halves, MAX_REQUEST, deadline),
+        None => Ok(Err(JoinRefusal::Busy)),
+    };
+    let decided = match request {
+        Ok(request) => request.and_then(|yaml| enrolment.join(&yaml, wall_clock())),
+        Err(e) => {
+            let is_late = e.kind() == io::ErrorKind::TimedOut;
+            environment.refused(newcomer, if is_late { "timeout" } else { "lost" });
+            return environment.log_newcomer(newcomer, Level::Info, "no join", "", &e);
+        }
+    };
+    match &decided {
+        Ok(enrolled) => {
+            environment.handshakes.enrolled("joined");
+            let peer = newcomer.peer();
+            info!(target: AUDIT, "joined: {}: {peer}, token {}", shown(enrolled), enrolled.token);
+        }
+        Err(why) => {
+            environment.handshakes.enrolled(why.word());
+            environment.log_newcomer(newcomer, Level::Warn, "no join", "", why);
+            if *why == JoinRefusal::Proof {
+                // A wait for the peer and no sleep, so that this newcomer is cut if another needs the slot.
+                drain(&*halves.stream, DELAY);
+            }
+        }
+    }
+    let answer = JoinAnswer::new(decided.as_ref().map(|enrolled| enrolled.chain.clone()));
+    refuse(&mut halves, Some(message(&answer)), LINGER);
+}
+
+/// A certificate in the log.
+fn shown(enrolled: &Enrolled) -> impl fmt::Display {
+    format!(
+        "UUID {} ({}), serial {}",
+        enrolled.uuid, enrolled.roles, enrolled.serial
+    )
+}
+
+/// Starts the thread that renews certificates. It ends when the sender of the returned channel is dropped.
+pub(super) fn start(
+    enrolment: Arc<Enrolment>,
+    jobs: Receiver<Renewal>,
+    handle: ServerHandle,
+) -> io::Result<JoinHandle<()>> {
+    threads::spawn("ssntp-enrol", move || {
+        for (session, request) in jobs {
+            let before = session.certificate();
+            let renewed = enrolment.renew(before, request.payload(), wall_clock());
+            let word = renewed.as_ref().map_or_else(JoinRefusal::word, |_| "renewed");
+            handle.environment.handshakes.enrolled(word);
+            match &renewed {
+                Ok(enrolled) => info!(target: AUDIT, "renewed: {}: {}", shown(enrolled), Named(before)),
+                Err(why) => info!(target: AUDIT, "not renewed: {session}: {}: {why}", Named(before)),
+            }
+            // A client that has gone meanwhile asks again in its next session.
+            let _ = handle.with(move |cx| match renewed {
+                Ok(enrolled) => cx.reply(&request, enrolled.chain),
+                Err(why) => cx.refuse(&request, &why.to_string()),
+            });
+        }
+    })
+}
