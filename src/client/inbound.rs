@@ -29,9 +29,10 @@ pub(super) struct Inbound {
 /// The bound of the channel's capacity, because it allocates the memory for all its events at once.
 const MOST_EVENTS: usize = 1 << 20;
 
-/// The first and the longest interval at which a thread polls that waits for room in bytes. The
-/// channel wakes senders only if it is full of events.
+/// A thread that waits until fewer bytes are queued polls, because the channel wakes senders only if it is full of
+/// events. This is the first interval; each further one is twice as long.
 const FIRST_POLL: Duration = Duration::from_millis(1);
+/// The longest interval at which such a thread polls.
 const LONGEST_POLL: Duration = Duration::from_millis(16);
 
 impl Inbound {

@@ -40,8 +40,9 @@ use ssntp_transport::{
 const ATTEMPT: Duration = Duration::from_secs(15);
 /// The longest pause between two attempts to join.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The pauses between two attempts to renew.
+/// The shortest pause between two attempts to renew.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(10);
+/// The longest pause between two attempts to renew.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 /// The time that a server has to answer a RenewCertificate.
 const ANSWER: Duration = Duration::from_secs(30);

@@ -14,9 +14,10 @@ use super::configuration::ConfigurationCheck;
 use super::enrol::Enrolment;
 use super::filter::Filter;
 use super::links::Federation;
-use super::requests::Renewal;
 use super::routing::{RuleError, Rules};
+use super::sessions::SessionInfo;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
+use crate::request::Request;
 use ssntp_pki::Role;
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::dispatch::Settings;
@@ -38,6 +39,9 @@ pub enum SlowConsumer {
     /// Waiting frames are dropped, oldest first, until it fits.
     DropOldest,
 }
+
+/// A request of a session for a new certificate.
+pub(super) type Renewal = (SessionInfo, Request);
 
 /// The configuration of a [`Server`](super::Server).
 ///

@@ -323,7 +323,7 @@ impl ServerCore {
         match exchange.step {
             Step::Request => self.handle_request(info, &of_sender, frame, (!to_server).then_some(peer)),
             Step::Reply | Step::Refusal if to_server => {
-                state.requests.handle_answer(info.uuid, &exchange, frame);
+                state.delivery.asked.settle(info.uuid, &exchange, frame);
             }
             Step::Reply | Step::Refusal => state.pass_back(info, peer, &of_sender.readdress(frame)),
         }
@@ -342,9 +342,7 @@ impl ServerCore {
         if !state.routing.filter().allows(info.role, frame.kind()) {
             state.filter_request(info, &request, addressee.unwrap_or_default());
         } else if frame.kind() == Command::RENEW_CERTIFICATE {
-            if let Err(why) = state.requests.renew_certificate(info, &request) {
-                state.refuse(&request, Uuid::nil(), why);
-            }
+            state.renew_certificate(info, &request);
         } else if let Some(addressee) = addressee {
             if state.send(Some(info.uuid), addressee, &asking).is_err() {
                 state.refuse(&request, addressee, "not_connected");

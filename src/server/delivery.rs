@@ -1,7 +1,10 @@
 //! Whom a frame can reach, and the way there: the sessions of this server, and over links those of others.
 //!
-//! It owns both indexes of sessions and the way out, because each frame needs all three. It never knows why a
-//! frame is sent: rules, answers and the application ask for it.
+//! It owns both indexes of sessions, the way out, and the requests of the server itself that wait for answers. It
+//! never knows why a frame is sent: rules, answers and the application ask for it.
+//!
+//! A server keeps no state for requests that it forwards: the client that asks chooses the number, and the
+//! server replaces the UUID in the frame with that of the sender.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,9 +20,12 @@ use super::parcel::Parcel;
 use super::sending::Sending;
 use super::sessions::{SessionInfo, Sessions};
 use crate::proto::{Exchange, Frame};
-use crate::request::Request;
+use crate::request::{Awaited, Outstanding, Request, RequestError};
 use ssntp_pki::Role;
 use ssntp_transport::Load;
+
+/// The maximum number of requests of the server itself that wait for answers.
+const MAX_ASKING: usize = 1024;
 
 /// The sessions that can be reached, and the way to them.
 pub(super) struct Delivery {
@@ -27,6 +33,8 @@ pub(super) struct Delivery {
     pub(super) sessions: Sessions,
     pub(super) links: Links,
     pub(super) sending: Sending,
+    /// The requests of the server itself that wait for answers.
+    pub(super) asked: Outstanding,
 }
 
 impl Delivery {
@@ -36,6 +44,7 @@ impl Delivery {
             sessions: Sessions::new(idle_limit, now),
             links: Links::new(Arc::clone(own)),
             sending: Sending::new(),
+            asked: Outstanding::new(MAX_ASKING),
         }
     }
 
@@ -125,6 +134,32 @@ impl Delivery {
             }
             Receivers::Role(role) => self.send_to_role_here(Some(forwarded.from), *role, &mut parcel),
             Receivers::Application => 0,
+        }
+    }
+
+    /// Sends a request of the server itself.
+    pub(super) fn ask(
+        &mut self,
+        addressee: Uuid,
+        frame: &Frame,
+        wall: SystemTime,
+    ) -> Result<Awaited, RequestError> {
+        if !self.own.operands.is_request(frame.kind()) {
+            return Err(RequestError::Kind(frame.kind()));
+        }
+        // An answer to a server goes no further than to the server of the client that sends it.
+        if self.sessions.of(addressee).is_none() {
+            return Err(RequestError::NotConnected);
+        }
+        let (asking, awaited) = self.asked.ask(addressee, self.own.uuid, frame)?;
+        let sent = self.own.check_length(asking.payload_bytes().len()).and_then(|()| {
+            let mut parcel = self.parcel(&asking, wall);
+            self.send(None, addressee, &mut parcel)
+        });
+        match sent {
+            Ok(()) => Ok(awaited),
+            Err(SendError::TooLong { len, limit }) => Err(RequestError::TooLong { len, limit }),
+            Err(_) => Err(RequestError::NotConnected),
         }
     }
 

@@ -10,8 +10,9 @@ use crate::join::read_request;
 use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
 use ssntp_transport::{locked, setters};
 
-/// The nodes that may join at a time, and those of one address.
+/// The maximum number of nodes that join at a time.
 const AT_A_TIME: usize = 64;
+/// The maximum number of those that have the same address.
 const OF_ADDRESS: usize = 16;
 
 /// Decides about a join with the stored token, and with the certificate that the same key has got for it before.

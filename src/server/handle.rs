@@ -253,10 +253,7 @@ impl ServerHandle {
             return Err(RequestError::OnDispatcher);
         }
         let deadline = deadline(limit);
-        let asked = self.with(move |cx| {
-            let (delivery, wall) = (&mut cx.state.delivery, cx.state.time.wall);
-            cx.state.requests.ask(addressee, &frame, delivery, wall)
-        });
+        let asked = self.with(move |cx| cx.state.delivery.ask(addressee, &frame, cx.state.time.wall));
         asked.map_err(|_| RequestError::Ended)??.wait(deadline, limit)
     }
 

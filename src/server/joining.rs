@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use log::{Level, info};
 
+use super::config::Renewal;
 use super::enrol::Enrolment;
 use super::environment::Environment;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
-use super::requests::Renewal;
 use crate::join::{JoinAnswer, MAX_REQUEST, message, receive};
 use ssntp_pki::{Enrolled, JoinRefusal};
 use ssntp_transport::{Duplex, Halves, Newcomer, drain, refuse, threads, wall_clock};

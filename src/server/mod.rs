@@ -59,9 +59,8 @@
 //! | `connections`, `certificates` | all connections until their threads are joined |
 //! | `routing`, `filter`, `kinds` | the tables by kind of frame: [`Rules`], [`Filter`] |
 //! | `configuration` | the cluster configuration and CONFIGURE |
-//! | `delivery` | whom a frame can reach: sessions, links, and the way out together |
+//! | `delivery` | whom a frame can reach: sessions, links, and the way out together; the server's own requests |
 //! | `sending`, `parcel`, `actions` | the way out: frames on their way to several receivers |
-//! | `requests` | the requests of the server itself |
 //! | `operators` | the commands of operators |
 //! | `links` | links to other servers, and the sessions there: [`Federation`] |
 //! | `figures`, `counters` | [`Figures`]: sessions and counters |
@@ -111,7 +110,6 @@ mod operators;
 mod own;
 mod parcel;
 mod renewal;
-mod requests;
 mod routing;
 mod sending;
 mod sessions;

@@ -15,7 +15,7 @@ use log::{Level, debug, info, warn};
 use uuid::Uuid;
 
 use super::admission::{Admission, Grant, Newcomer, Peer};
-use super::config::{ServerConfig, SlowConsumer};
+use super::config::{Renewal, ServerConfig, SlowConsumer};
 use super::configuration::Configuration;
 use super::connections::Connections;
 use super::counters::Counters;
@@ -28,7 +28,6 @@ use super::links::{EndCode, LinkRequest, Remote, RosterChanges, ServerLink, verd
 use super::log::{AUDIT, Log, Named};
 use super::operators::{Operators, kick, lists, read_drain};
 use super::parcel::{Parcel, apart};
-use super::requests::Requests;
 use super::routing::{Decision, Routing, Rule, RuleError};
 use super::sessions::{Session, SessionId, SessionInfo};
 use super::time::Moment;
@@ -69,7 +68,8 @@ pub(super) struct State {
     pub(super) time: Moment,
     /// The sessions, the links, and the way out.
     pub(super) delivery: Delivery,
-    pub(super) requests: Requests,
+    /// The way to the thread that renews certificates, if there is one.
+    renewals: Option<Sender<Renewal>>,
     pub(super) admission: Admission,
     pub(super) routing: Routing,
     pub(super) configuration: Configuration,
@@ -106,7 +106,7 @@ impl State {
                 wall: SystemTime::UNIX_EPOCH,
             },
             delivery: Delivery::new(own, config.idle_limit, now),
-            requests: Requests::new(Arc::clone(own), config.renewals),
+            renewals: config.renewals,
             admission: Admission::new(own.uuid, config.admission, max_sessions, open),
             routing: Routing::new(config.filter, config.rules, &own.operands)?,
             configuration: Configuration::new(
@@ -307,7 +307,7 @@ impl State {
             return;
         };
         // Only this client could have answered the requests to it.
-        self.requests.cancel(session.info.uuid);
+        self.delivery.asked.cancel(Some(session.info.uuid));
         self.delivery.sending.actions.end(id.0, abort);
         // If the application was not told of the session's beginning, it is not told of its end.
         let counters = session.counters();
@@ -546,6 +546,18 @@ impl State {
         if self.routing.filter().rejects() {
             self.refuse(request, addressee, "not_allowed");
         }
+    }
+
+    /// Hands a request for a new certificate to the thread that renews certificates, which answers it.
+    pub(super) fn renew_certificate(&mut self, info: &SessionInfo, request: &Request) {
+        // Copied, because the request may wait, and its payload is a slice of a receive buffer.
+        let asked = (info.clone(), request.clone().copied());
+        let why = match &self.renewals {
+            None => "this server renews no certificates",
+            Some(renewals) if renewals.try_send(asked).is_ok() => return,
+            Some(_) => "queue_full",
+        };
+        self.refuse(request, Uuid::nil(), why);
     }
 
     /// Forwards a request by the rule for its kind.

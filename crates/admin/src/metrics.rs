@@ -9,7 +9,7 @@ use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use ssntp_transport::Histogram;
+use ssntp_transport::{Histogram, since_1970};
 
 /// The media type of [`Metrics::to_text`]. All versions of Prometheus read this format, and it is the
 /// only one that `promtool check metrics` reads.
@@ -133,8 +133,7 @@ impl From<Duration> for Value {
 impl From<SystemTime> for Value {
     /// In seconds since 1970.
     fn from(value: SystemTime) -> Self {
-        let since = value.duration_since(SystemTime::UNIX_EPOCH);
-        since.unwrap_or_default().into()
+        since_1970(value).into()
     }
 }
 

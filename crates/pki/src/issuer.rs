@@ -11,7 +11,7 @@
 //! no controller, no server and no further issuer.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -27,7 +27,7 @@ use crate::request::{CertificateRequest, KeyKind};
 use crate::role::Role;
 use crate::signing::requested;
 use crate::{der, eku, store};
-use ssntp_transport::sha256;
+use ssntp_transport::{sha256, since_1970};
 
 /// The roles that an issuer may give.
 const OF_NODES: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits());
@@ -245,7 +245,7 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
 
 /// A time in whole seconds since 1970.
 pub(crate) fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    since_1970(time).as_secs()
 }
 
 #[cfg(test)]

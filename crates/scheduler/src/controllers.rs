@@ -10,9 +10,10 @@ use super::out::{Out, limited};
 use ssntp::proto::Frame;
 use ssntp::server::{SessionInfo, SessionKey};
 
-/// The maximum number of frames and bytes in the queue of a new controller while its snapshot is being
-/// sent. The STATS of all nodes together may be more than the queue can hold.
+/// The maximum number of frames in the queue of a new controller while its snapshot is being sent. The STATS of
+/// all nodes together may be more than the queue can hold.
 const MAX_QUEUED_FRAMES: u64 = 4096;
+/// The maximum number of bytes in that queue.
 const MAX_QUEUED_BYTES: u64 = 4 << 20;
 /// The pause between two parts of a snapshot, in which the controller can read.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -33,7 +33,7 @@ impl Pause {
         self.resumes.is_some_and(|resumes| now < resumes)
     }
 
-    /// The time at which the time limit `first` applies.
+    /// The time limit `first`, or the end of the time in which limits do not apply, if that is later.
     pub(super) fn postponed(&self, first: Instant) -> Instant {
         self.resumes.map_or(first, |resumes| first.max(resumes))
     }

@@ -45,8 +45,9 @@ const MAX_WAITING: usize = 256;
 /// The length limit of the file, in bytes. A longer one could not be read again. The engine has the
 /// same limit for its documents.
 const MAX_LEN: usize = yaml::MAX_DOCUMENT_LEN;
-/// Upper bounds for the bytes in the file of a tenant besides its name, and of an address.
+/// An upper bound for the bytes of a tenant in the file, without its name and its addresses.
 const TENANT_LEN: usize = 240;
+/// An upper bound for the bytes of an address in the file.
 const ADDRESS_LEN: usize = 64;
 
 /// Why a Tenant is refused: the reason and its text.

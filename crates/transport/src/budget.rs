@@ -378,7 +378,7 @@ impl Reserved {
         }
     }
 
-    /// True if no reservation waits here.
+    /// True if this reservation has all the memory for which it asked.
     pub fn is_granted(&self) -> bool {
         self.claim.asks.load(Ordering::Acquire) == 0
     }

@@ -10,8 +10,9 @@ use crate::change::Change;
 use crate::entities::{Cnci, PublicIp};
 use ssntp_payload::{ConcentratorInstanceAdded, PublicIpAssigned, PublicIpUnassigned};
 
-/// The maximum number of concentrators, and the maximum number of public addresses of each.
+/// The maximum number of concentrators.
 const MAX_CNCIS: usize = 65_536;
+/// The maximum number of public addresses of each concentrator.
 const MAX_ADDRESSES: usize = 4096;
 
 /// The concentrators by their UUIDs. The methods return the change that they cause.

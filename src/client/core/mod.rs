@@ -125,17 +125,21 @@ pub struct ClientCore {
     state: Arc<ClientState>,
     servers: Vec<Candidate>,
     stage: Stage,
-    /// The index of the server to try next, and the number of servers to try before the next pause.
+    /// The index of the server to try next.
     next: usize,
+    /// The number of servers to try before the next pause.
     untried: usize,
-    /// The failures of this round, and whether the round began with all servers.
+    /// The failures of this round.
     errors: Vec<DialError>,
+    /// True if this round began with all servers.
     is_full_round: bool,
-    /// The number of full rounds since the last session, and its bound.
+    /// The number of full rounds since the last session.
     rounds: u32,
+    /// The maximum of `rounds`; `None`: no limit.
     attempts: Option<u32>,
-    /// The credentials of the next attempt, and the identity of the last session.
+    /// The credentials of the next attempt.
     credentials: ClientCredentials,
+    /// The identity of the last session.
     proven: Option<Identity>,
     /// Ready if the application has replaced the credentials.
     renewed: Receiver<()>,

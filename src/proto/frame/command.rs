@@ -33,33 +33,33 @@ operand! {
         0xc RESTORE = "Restore", CONTROLLER => NODES;
         /// Tell a concentrator which other concentrators its tenant has.
         0xd REFRESH_CNCI = "RefreshCNCI", CONTROLLER => CONCENTRATORS;
-        /// Ours: send the output of an instance.
+        /// An addition of this project: send the output of an instance.
         0x40 OPEN_STREAM = "OpenStream", CONTROLLER;
-        /// Ours: send more of a stream.
+        /// An addition of this project: send more of a stream.
         0x41 STREAM_CREDIT = "StreamCredit", CONTROLLER;
-        /// Ours: end a stream.
+        /// An addition of this project: end a stream.
         0x42 CLOSE_STREAM = "CloseStream", CONTROLLER;
-        /// Ours: list the sessions.
+        /// An addition of this project: list the sessions.
         0x43 LIST_SESSIONS = "ListSessions", CONTROLLER;
-        /// Ours: end sessions, and ban their clients for some time.
+        /// An addition of this project: end sessions, and ban their clients for some time.
         0x44 KICK = "Kick", CONTROLLER;
-        /// Ours: list the bans.
+        /// An addition of this project: list the bans.
         0x45 LIST_BANS = "ListBans", CONTROLLER;
-        /// Ours: end a ban.
+        /// An addition of this project: end a ban.
         0x46 UNBAN = "Unban", CONTROLLER;
-        /// Ours: list or change the tenants, their keys and addresses.
+        /// An addition of this project: list or change the tenants, their keys and addresses.
         0x47 TENANT = "Tenant", CONTROLLER;
-        /// Ours: report the frames that clients send.
+        /// An addition of this project: report the frames that clients send.
         0x48 WATCH = "Watch", CONTROLLER;
-        /// Ours: list the servers.
+        /// An addition of this project: list the servers.
         0x49 LIST_SERVERS = "ListServers", CONTROLLER;
-        /// Ours: ask the clients of a server to leave, and stop the server.
+        /// An addition of this project: ask the clients of a server to leave, and stop the server.
         0x4a DRAIN_SERVER = "DrainServer", CONTROLLER;
-        /// Ours: issue a certificate that follows the one of this session. A request.
+        /// An addition of this project: issue a certificate that follows the one of this session. A request.
         0x4b RENEW_CERTIFICATE = "RenewCertificate", NODES | CONCENTRATORS;
-        /// Ours: list or change the tokens with which nodes join.
+        /// An addition of this project: list or change the tokens with which nodes join.
         0x4d MANAGE_TOKENS = "ManageTokens", CONTROLLER;
-        /// Ours: list or revoke the certificates that were issued to nodes.
+        /// An addition of this project: list or revoke the certificates that were issued to nodes.
         0x4e MANAGE_CERTIFICATES = "ManageCertificates", CONTROLLER;
     }
 }

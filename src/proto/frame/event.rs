@@ -29,35 +29,35 @@ operand! {
         0x8 PUBLIC_IP_UNASSIGNED = "PublicIPUnassigned", CONCENTRATORS => CONTROLLER;
         /// An instance stopped.
         0x9 INSTANCE_STOPPED = "InstanceStopped", NODES => CONTROLLER;
-        /// Ours: a stream was opened.
+        /// An addition of this project: a stream was opened.
         0x40 STREAM_OPENED = "StreamOpened", NODES;
-        /// Ours: a piece of the output of an instance.
+        /// An addition of this project: a piece of the output of an instance.
         0x41 STREAM_DATA = "StreamData", NODES;
-        /// Ours: a stream has ended.
+        /// An addition of this project: a stream has ended.
         0x42 STREAM_ENDED = "StreamEnded", NODES;
-        /// Ours: a page of the sessions.
+        /// An addition of this project: a page of the sessions.
         0x43 SESSIONS = "Sessions";
-        /// Ours: the result of a Kick.
+        /// An addition of this project: the result of a Kick.
         0x44 KICKED = "Kicked";
-        /// Ours: a page of the bans.
+        /// An addition of this project: a page of the bans.
         0x45 BANS = "Bans";
-        /// Ours: the result of an Unban.
+        /// An addition of this project: the result of an Unban.
         0x46 UNBANNED = "Unbanned";
-        /// Ours: a page of the tenants, or the result of a change.
+        /// An addition of this project: a page of the tenants, or the result of a change.
         0x47 TENANTS = "Tenants";
-        /// Ours: the server is about to stop.
+        /// An addition of this project: the server is about to stop.
         0x48 DRAINING = "Draining";
-        /// Ours: the scheduler has sent a new controller all nodes and instances.
+        /// An addition of this project: the scheduler has sent a new controller all nodes and instances.
         0x49 SNAPSHOT_COMPLETE = "SnapshotComplete";
-        /// Ours: frames that the server has received from a client.
+        /// An addition of this project: frames that the server has received from a client.
         0x4a WATCHED = "Watched";
-        /// Ours: a page of the servers, or the result of a DrainServer.
+        /// An addition of this project: a page of the servers, or the result of a DrainServer.
         0x4b SERVERS = "Servers";
-        /// Ours: another scheduler is the leader now.
+        /// An addition of this project: another scheduler is the leader now.
         0x4c NEW_LEADER = "NewLeader";
-        /// Ours: a page of the tokens, or the result of a change.
+        /// An addition of this project: a page of the tokens, or the result of a change.
         0x4d TOKENS = "Tokens";
-        /// Ours: a page of the certificates of nodes, or the result of a change.
+        /// An addition of this project: a page of the certificates of nodes, or the result of a change.
         0x4e NODE_CERTIFICATES = "NodeCertificates";
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Instance {
     pub(super) life: Life,
     pub(super) volumes: Volumes,
     pub(super) usage: Usage,
-    /// The health that was told last, and the run that has it.
+    /// The latest health, with the run that it belongs to.
     pub(super) health: Option<(RunId, Health)>,
     /// True after a RESTART, as long as the last STATS report the instance as ended.
     pub(super) restart_unreported: bool,

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::driver::{Exit, RunId, boot_id};
 use ssntp_payload::{NextState, StartPayload};
+use ssntp_transport::since_1970;
 
 /// The record of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,8 +163,7 @@ fn uptime() -> u64 {
 
 /// A time in milliseconds since 1970, as in a record.
 pub(crate) fn millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(since_1970(at).as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The record of the whole node.

@@ -34,8 +34,8 @@ use ssntp_transport::{NEVER, locked, threads};
 /// The maximum number of streams: twice the number that a scheduler opens to one node, because a stream
 /// that was closed counts until its thread has noticed.
 const MOST: usize = 128;
-/// The pause before a log is read again from which no more output could be read, and before a frame is
-/// sent again for which the client had no room.
+/// The pause after a read that found no more output, and after a frame for which the client had no room, before
+/// the thread tries again.
 const LOOK: Duration = Duration::from_millis(100);
 /// The time for which the agent waits for the ends of the threads, which may wait for a disk that
 /// does not answer.

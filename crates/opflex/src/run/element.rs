@@ -16,7 +16,7 @@ use super::feed::Feed;
 use super::machine::{self, Machine};
 use super::{feed_server, inspector};
 use crate::model::{ManagedObject, Name, Target, Uri};
-use crate::policy_element::{self as core, ElementCore, Health, PeerState, ResolveReference, Store};
+use crate::policy_element::{self as core, ElementCore, Health, ResolveReference, Store};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Connector;
@@ -249,15 +249,6 @@ impl ElementHandle {
         Ok(self.with(move |cx| cx.core.report(object, cx.now))??)
     }
 
-    /// Stops reporting an object. Returns false if it was not reported.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn withdraw(&self, uri: &Uri) -> Result<bool, CallError> {
-        let uri = uri.clone();
-        self.with(move |cx| cx.core.withdraw(&uri))
-    }
-
     /// Replaces TLS: the certificate and the trusted authorities. Servers are dialled with
     /// `connector` from now on. The certificates of connected servers are checked again, and servers
     /// with a certificate that is not accepted any more are disconnected. Returns their number.
@@ -275,33 +266,12 @@ impl ElementHandle {
         })?
     }
 
-    /// Closes all connections and dials the configured servers again; see [`ElementCore::reset`].
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn reset(&self) -> Result<(), CallError> {
-        self.with(|cx| cx.core.reset(cx.now))
-    }
-
     /// The health of the element.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn health(&self) -> Result<Health, CallError> {
         self.with(|cx| cx.core.health())
-    }
-
-    /// The servers, by address.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub fn peers(&self) -> Result<Vec<(String, PeerState)>, CallError> {
-        self.with(|cx| {
-            let peers = cx.core.peers();
-            peers
-                .map(|(address, state)| (address.to_owned(), state))
-                .collect()
-        })
     }
 
     /// The received policy objects or endpoints at and below a URI, parents first.

@@ -1,7 +1,6 @@
 //! Several servers with the same policy.
 
 use ssntp_engine::{Engine, EngineError, Etcd, EtcdConfig, EtcdCredentials, Request, When};
-use ssntp_opflex::policy_element::PeerState;
 use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
 use ssntp_test_support::etcd::EtcdProcess;
 use ssntp_test_support::memory_engine::MemoryEngine;
@@ -328,13 +327,13 @@ fn an_element_connects_to_all_servers_and_declares_to_each() {
     let is_named = |server: &Server| {
         let watcher = element("watcher", &server.addresses()[0].to_string());
         until_health(&watcher, Health::Healthy);
-        watcher.peers().unwrap().len() == 2
+        peers_of(&watcher).len() == 2
     };
     until(|| servers.iter().all(is_named));
     let element = element("pe1", &first);
     let all_ready = |state: &(String, PeerState)| state.1 == PeerState::Ready;
     until(|| {
-        let peers = element.peers().unwrap();
+        let peers = peers_of(&element);
         peers.len() == 2 && peers.iter().all(all_ready)
     });
     let _policy = element.resolve(&uri(GROUP)).unwrap();
@@ -354,7 +353,7 @@ fn an_element_connects_to_all_servers_and_declares_to_each() {
     one.stop();
     edit(&two, Edit::Merge(vec![object(GROUP, "third")]));
     until_value(&element, Store::Policy, GROUP, Some("third"));
-    assert!(element.peers().unwrap().contains(&(second, PeerState::Ready)));
+    assert!(peers_of(&element).contains(&(second, PeerState::Ready)));
 }
 
 #[test]

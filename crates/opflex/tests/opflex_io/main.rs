@@ -28,7 +28,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ssntp_opflex::model::{Edit, ManagedObject, Uri};
-use ssntp_opflex::policy_element::{self, ElementEvent, Health, Store};
+use ssntp_opflex::policy_element::{self, ElementEvent, Health, PeerState, Store};
 use ssntp_opflex::run::{ElementConfig, ServerConfig, ServerContext, ServerHandle};
 use ssntp_opflex::{PolicyElement, Server, server};
 use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role};
@@ -54,6 +54,17 @@ fn identity() -> Identity {
 
 fn uri(text: &str) -> Uri {
     text.parse().unwrap()
+}
+
+/// The servers of an element, by address.
+fn peers_of(element: &PolicyElement) -> Vec<(String, PeerState)> {
+    let peers = element.with(|cx| {
+        let peers = cx.core.peers();
+        peers
+            .map(|(address, state)| (address.to_owned(), state))
+            .collect()
+    });
+    peers.unwrap()
 }
 
 /// A policy with one property.

@@ -34,7 +34,7 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     config.settings.acknowledge_updates = true;
     let element = PolicyElement::start(config).unwrap();
     until_health(&element, Health::Healthy);
-    assert_eq!(element.peers().unwrap()[0].1, PeerState::Ready);
+    assert_eq!(peers_of(&element)[0].1, PeerState::Ready);
 
     // policy_resolve, policy_update, policy_unresolve
     let policy = element.resolve(&uri(GROUP)).unwrap();

@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use serde_json::{Value, json};
 use ssntp_opflex::message::Method;
 use ssntp_opflex::model::Name;
-use ssntp_opflex::policy_element::PeerState;
 use ssntp_opflex::run::Reference;
 
 use super::raw::Raw;
@@ -215,7 +214,7 @@ fn asked(scripts: &[Script], connection: usize) -> Vec<Summary> {
 }
 
 fn state(element: &PolicyElement, address: &str) -> Option<PeerState> {
-    let peers = element.peers().unwrap();
+    let peers = peers_of(&element);
     peers
         .into_iter()
         .find_map(|(at, state)| (at == address).then_some(state))

@@ -1,7 +1,6 @@
 //! An element with several servers, which are found, lost and connected again.
 
 use ssntp_opflex::message::{Method, Peer, Role};
-use ssntp_opflex::policy_element::PeerState;
 use ssntp_test_support::port::HeldPort;
 
 use super::*;
@@ -38,7 +37,7 @@ pub(crate) fn free<const N: usize>() -> ([HeldPort; N], [String; N]) {
 }
 
 fn states(element: &PolicyElement) -> Vec<(String, PeerState)> {
-    let mut peers = element.peers().unwrap();
+    let mut peers = peers_of(&element);
     peers.sort_by(|a, b| a.0.cmp(&b.0));
     peers
 }

@@ -28,16 +28,16 @@ pub struct Feed<C: Core> {
     pub(super) pulse: Duration,
 }
 
-/// A reader that has waited for credit for this time nevertheless reads so often, and again after each such
-/// time. The peer's system then sees its bytes taken. Otherwise a peer whose write or sent bytes wait for 30 s
-/// would take this server for dead, although a healthy receiver may need longer for what is before it. So many
-/// reads take all that the system has received for a connection, so it announces room again.
+/// A reader that has waited for credit for this time reads [`READS`] times nevertheless, and again after each such
+/// time. So the peer's system sees that its bytes are taken. Otherwise a peer whose write or sent bytes wait for
+/// 30 s would take this server for dead, although a healthy receiver may need longer for what is before it.
 const PULSE: Duration = Duration::from_secs(6);
+/// So many reads take all that the system has received for a connection, so that it announces room again.
 const READS: u32 = 4;
 
-/// Progress of a long item is reported after this number of bytes, and not more often than this. A wait for
-/// memory is reported as often, and each pulse.
+/// Progress of a long item is reported after this number of bytes.
 const PROGRESS: usize = 16 * 1024;
+/// Progress is reported at most this often. A wait for memory is reported as often, and so is each pulse.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<C: Core> Feed<C> {

@@ -304,9 +304,9 @@ impl Connector {
         }
     }
 
-    /// For a session that began under another trust: the reason for which a handshake would now
-    /// refuse a server that has proved `name` with these certificates, its own first, and whether
-    /// that is a revocation. `None` if it would accept them, or if this connector was made by
+    /// Checks a server again that proved `name` with these certificates, its own first, when the session began
+    /// under another trust. Returns the reason why a handshake would refuse it now, and true if that is a
+    /// revocation. `None` if a handshake would accept it, or if this connector was made by
     /// [`with_config`](Self::with_config).
     pub fn objection(&self, chain: &[CertificateDer<'_>], name: &str) -> Option<(String, bool)> {
         let name = ServerName::try_from(name).ok()?;

@@ -25,8 +25,9 @@ const MAX_LINE: u64 = (32 << 20) + (64 << 10);
 /// The maximum number of requests that wait for answers, each on its own thread. An answer may have 16 MiB,
 /// and its thread blocks until the output is read.
 const MAX_REQUESTS: usize = 32;
-/// The maximum number of requests of other clients that wait for replies, and their bytes.
+/// The maximum number of requests of other clients that wait for replies.
 const MAX_ASKED: usize = 1024;
+/// The maximum memory of their payloads, in bytes.
 const MAX_ASKED_BYTES: usize = 64 << 20;
 /// The longest `timeout` of a line, in seconds: a day.
 const LONGEST: f64 = 86400.0;
