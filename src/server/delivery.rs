@@ -152,10 +152,13 @@ impl Delivery {
             return Err(RequestError::NotConnected);
         }
         let (asking, awaited) = self.asked.ask(addressee, self.own.uuid, frame)?;
-        let sent = self.own.check_length(asking.payload_bytes().len()).and_then(|()| {
-            let mut parcel = self.parcel(&asking, wall);
-            self.send(None, addressee, &mut parcel)
-        });
+        let sent = self
+            .own
+            .check_length(asking.payload_bytes().len())
+            .and_then(|()| {
+                let mut parcel = self.parcel(&asking, wall);
+                self.send(None, addressee, &mut parcel)
+            });
         match sent {
             Ok(()) => Ok(awaited),
             Err(SendError::TooLong { len, limit }) => Err(RequestError::TooLong { len, limit }),

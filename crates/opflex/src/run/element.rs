@@ -249,6 +249,15 @@ impl ElementHandle {
         Ok(self.with(move |cx| cx.core.report(object, cx.now))??)
     }
 
+    /// Stops reporting an object. Returns false if it was not reported.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn withdraw(&self, uri: &Uri) -> Result<bool, CallError> {
+        let uri = uri.clone();
+        self.with(move |cx| cx.core.withdraw(&uri))
+    }
+
     /// Replaces TLS: the certificate and the trusted authorities. Servers are dialled with
     /// `connector` from now on. The certificates of connected servers are checked again, and servers
     /// with a certificate that is not accepted any more are disconnected. Returns their number.

@@ -187,7 +187,7 @@ fn the_inspector_shows_what_an_element_resolves_declares_and_reports() {
     assert_eq!(uris(&all), ["/", "/a/", "/c/", "/e/", "/e/ip/"]);
     assert_eq!(uris(&inspect.ask("Ep", Some("/e/"), true)), ["/e/", "/e/ip/"]);
     assert_eq!(inspect.ask("Ep", Some("/e/"), false).len(), 1);
-    element.with(|cx| cx.core.withdraw(&uri("/c/"))).unwrap();
+    element.withdraw(&uri("/c/")).unwrap();
     element.undeclare(&uri("/e/")).unwrap();
     assert_eq!(uris(&inspect.ask("DmtreeRoot", None, true)), ["/", "/a/"]);
     assert_eq!(

@@ -214,7 +214,7 @@ fn asked(scripts: &[Script], connection: usize) -> Vec<Summary> {
 }
 
 fn state(element: &PolicyElement, address: &str) -> Option<PeerState> {
-    let peers = peers_of(&element);
+    let peers = peers_of(element);
     peers
         .into_iter()
         .find_map(|(at, state)| (at == address).then_some(state))

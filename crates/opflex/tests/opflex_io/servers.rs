@@ -37,7 +37,7 @@ pub(crate) fn free<const N: usize>() -> ([HeldPort; N], [String; N]) {
 }
 
 fn states(element: &PolicyElement) -> Vec<(String, PeerState)> {
-    let mut peers = peers_of(&element);
+    let mut peers = peers_of(element);
     peers.sort_by(|a, b| a.0.cmp(&b.0));
     peers
 }
