@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use ipnet::Ipv4Net;
-use log::{info, warn};
+use log::{debug, info, warn};
 use ssntp_agent::network::{Attachment, Interface, TenantNet, TenantPort};
 use ssntp_cluster::subnet::gateway;
 use ssntp_payload::TunnelStats;
@@ -519,7 +519,13 @@ fn configure(port: &Port, net: &TenantNet) -> Result<(), String> {
         // With a prefix of 32 bits the instance asks for the MAC address of the gateway only. The kernel
         // limits the known MAC addresses of all namespaces together, and a process could use up that limit.
         End::Process(namespace) => {
-            set_address(&port.interface, 32, Some(gateway(net.subnet)), &namespace.open()?)
+            let (namespace, gateway) = (namespace.open()?, gateway(net.subnet));
+            set_address(&port.interface, 32, Some(gateway), &namespace)?;
+            // From this request the concentrator learns on which node the address is now. The kernel repeats
+            // it until it is answered.
+            let asked = tools::ip_within(&namespace, &format!("neigh replace {gateway} dev eth0 use\n"));
+            asked.unwrap_or_else(|why| debug!("{}: its gateway is not asked for: {why}", port.interface.ip));
+            Ok(())
         }
         End::Machine(_) => Ok(()),
     }

@@ -1,8 +1,10 @@
 //! The state after a process is killed, and the objects that remain in the kernel.
 
+use std::time::{Duration, Instant};
+
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::rig::{Instance, Rig, Traffic, answer_at, echoes, until};
+use super::rig::{Instance, Rig, Traffic, answer_at, echoes, serve, until};
 
 const LINKS: &str = "ip -o link show group 21331";
 
@@ -63,6 +65,7 @@ fn connections_survive_a_killed_part_and_no_kernel_objects_are_left() {
     assert!(rig.refused("tenant delete blue").contains("have addresses"));
     rig.done(&format!("delete {}", b.uuid));
     until(|| rig.output("b", LINKS).is_empty());
+    an_address_on_another_node_is_reached_at_once(&rig, &a, &b);
     a_node_that_left_the_tenant_is_not_heard(&rig, &a);
     rig.kill("a");
     rig.agent("a");
@@ -97,6 +100,18 @@ fn a_node_that_is_lost_touches_nobody_else(rig: &Rig, a: &Instance, b: &Instance
     kill_process(Pid::from_raw(neighbour.pid).unwrap(), Signal::KILL).unwrap();
     until(|| ports() == 1);
     rig.done(&format!("delete {}", neighbour.uuid));
+}
+
+/// The instance sends nothing, and the concentrator has known the address of `b` on another node.
+fn an_address_on_another_node_is_reached_at_once(rig: &Rig, a: &Instance, b: &Instance) {
+    let node = rig.node("a");
+    let words = format!("--ip {} --node {node} -- sleep 1000", b.ip);
+    let again = rig.start_with("blue", "a", &words);
+    serve(again.pid, format!("blue {}", again.uuid));
+    let began = Instant::now();
+    a.reaches(&again);
+    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+    rig.done(&format!("delete {}", again.uuid));
 }
 
 /// The concentrator drops all packets from `b`, even valid ones.
