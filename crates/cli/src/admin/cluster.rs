@@ -8,6 +8,9 @@ use ssntp::client::{ClientFigures, ClientHandle};
 use ssntp::server::ServerHandle;
 use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one};
 use ssntp_agent::{Agent, AgentFigures, CrewFigures};
+use ssntp_controller::Handle;
+use ssntp_controller::model::RolloutState;
+use ssntp_controller::reconcile::Status;
 use ssntp_engine::Membership;
 use ssntp_network::cnci::{Cnci, CnciFigures};
 use ssntp_payload::StartFailureReason;
@@ -65,9 +68,14 @@ pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
     })
 }
 
-/// The pages of a client that has no figures of its own.
-pub(crate) fn of_client(client: ClientHandle) -> Figures {
-    Box::new(move || Ok(snapshot_of(&client.figures(), &client)))
+/// The pages of a controller with a database.
+pub(crate) fn of_controller(handle: Handle) -> Figures {
+    Box::new(move || {
+        let client = handle.controller().client();
+        let mut snapshot = snapshot_of(&client.figures(), &client);
+        snapshot.metrics.add(CONTROLLER, &handle);
+        Ok(snapshot)
+    })
 }
 
 fn snapshot_of(figures: &ClientFigures, client: &ClientHandle) -> Snapshot {
@@ -136,6 +144,62 @@ const AGENT: &[Metric<AgentFigures>] = &[
     gauge("ssntp_agent_unsaved_records", "Records of instances and of the node that could not be written.", |f| one(f.unsaved)),
     gauge("ssntp_agent_held_frames", "Frames that wait for a session or for room in its queue.", |f| one(f.frames_held)),
 ];
+
+#[rustfmt::skip]
+const CONTROLLER: &[Metric<Handle>] = &[
+    gauge("ssntp_workload_wanted", "Instances that are to run.",
+        |f| by_workload(f, |status| status.wanted.saturating_sub(status.done))),
+    gauge("ssntp_workload_running", "Instances that run.", |f| by_workload(f, |status| status.running)),
+    gauge("ssntp_workload_healthy", "Instances that run and are healthy.", |f| by_workload(f, |status| status.healthy)),
+    gauge("ssntp_workload_restarts", "Restarts, by their nodes, of the instances that are there now.", restarts),
+    gauge("ssntp_workload_rollout", "1 for the present state of the roll-out, and 0 for each other state.", rollouts),
+];
+
+fn by_workload(handle: &Handle, count: fn(&Status) -> u32) -> Samples {
+    let kept = handle.snapshot();
+    by(
+        "workload",
+        kept.status
+            .iter()
+            .map(|(name, status)| (name, u64::from(count(status)))),
+    )
+}
+
+fn restarts(handle: &Handle) -> Samples {
+    let kept = handle.snapshot();
+    let mut restarts: BTreeMap<&str, u64> = kept
+        .state
+        .workloads
+        .keys()
+        .map(|name| (name.as_str(), 0))
+        .collect();
+    handle.controller().look(|view| {
+        for instance in kept.state.instances.values() {
+            let seen = view.instance(instance.uuid).map_or(0, |seen| seen.stats.restarts);
+            if let Some(sum) = restarts.get_mut(instance.workload.as_str()) {
+                *sum += u64::try_from(seen).unwrap_or(0);
+            }
+        }
+    });
+    by("workload", restarts)
+}
+
+fn rollouts(handle: &Handle) -> Samples {
+    const STATES: [(&str, RolloutState); 4] = [
+        ("steady", RolloutState::Steady),
+        ("rolling", RolloutState::Rolling),
+        ("paused", RolloutState::Paused),
+        ("back", RolloutState::Back),
+    ];
+    let kept = handle.snapshot();
+    let each = kept.state.workloads.values().flat_map(|workload| {
+        STATES.map(|(word, state)| {
+            let labels = vec![("workload", workload.name.clone()), ("state", word.to_owned())];
+            (labels, (workload.rollout.state == state).into())
+        })
+    });
+    each.collect()
+}
 
 #[rustfmt::skip]
 const CNCI: &[Metric<CnciFigures>] = &[

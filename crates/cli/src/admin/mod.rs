@@ -31,7 +31,7 @@ use ssntp_admin::{Admin, AdminConfig, Snapshot};
 use ssntp_agent::Agent;
 use ssntp_engine::Membership;
 
-pub(crate) use self::cluster::{of_client, of_cnci, of_scheduler};
+pub(crate) use self::cluster::{of_cnci, of_controller, of_scheduler};
 use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
 use crate::credentials::{FilesRead, Lifetime};

@@ -47,6 +47,7 @@ fn an_instance_has_temporary_files_of_its_own_that_count_as_its_disk() {
     let Some(mut stage) = stage() else { return };
     stage.launch(
         "readlink /proc/self/ns/mnt; echo a >/tmp/a; echo b >/var/tmp/b; echo c >/dev/shm/c; \
+         test ! -d /run/lock || echo d >/run/lock/d; test ! -d /dev/mqueue || touch /dev/mqueue/e; \
          df -k /dev/shm | tail -n 1; kill -0 1 2>/dev/null; ls -d /proc/1 /proc/$$",
     );
     stage.end();
@@ -55,7 +56,9 @@ fn an_instance_has_temporary_files_of_its_own_that_count_as_its_disk() {
     }
     assert_eq!(stage.read("work/tmp/a"), "a\n");
     assert_eq!(stage.read("work/tmp/b"), "b\n");
-    assert!(!Path::new("/dev/shm/c").exists());
+    for left in ["/dev/shm/c", "/run/lock/d", "/dev/mqueue/e"] {
+        assert!(!Path::new(left).exists(), "{left}");
+    }
     let output = stage.read("stdout.log");
     assert!(output.contains(" 65536 "), "{output}");
     assert!(

@@ -2,7 +2,7 @@
 //!
 //! | path | content for the program |
 //! |---|---|
-//! | `/tmp`, `/var/tmp` | `tmp` in its own working directory, so that files there count as its disk and are removed with the instance |
+//! | `/tmp`, `/var/tmp`, `/run/lock` | `tmp` in its own working directory, so that files there count as its disk and are removed with the instance |
 //! | `/dev/shm` | a file system in memory with a limit; its pages are charged to the control group |
 //! | `/proc` | the processes of its own user |
 //! | System V shared memory, semaphores and queues; POSIX queues | those of its own namespace, which ends with it |
@@ -27,7 +27,9 @@ use ssntp_transport::threads;
 
 const HOST_RESOLVER: &str = "/etc/resolv.conf";
 /// The directories that are replaced by a directory of the program's own.
-const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
+const TEMPORARY: [&str; 3] = ["/tmp", "/var/tmp", "/run/lock"];
+/// The directory in which the queues of a namespace are files.
+const QUEUES: &str = "/dev/mqueue";
 /// The size of `/dev/shm` of an instance whose memory has no limit, in bytes.
 const SHARED_MEMORY: u64 = 64 << 20;
 
@@ -92,7 +94,13 @@ fn has_resolver(order: &LaunchOrder) -> bool {
 /// Makes the namespace of shared memory, semaphores and message queues, which the kernel removes with its
 /// last process.
 fn own_ipc() -> io::Result<()> {
-    Ok(unshare(CloneFlags::CLONE_NEWIPC)?)
+    unshare(CloneFlags::CLONE_NEWIPC)?;
+    if Path::new(QUEUES).is_dir() {
+        // Through the mount of the host it would make queues of the host.
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount("mqueue", QUEUES, "mqueue", flags, None)?;
+    }
+    Ok(())
 }
 
 /// Makes a mount namespace. Later mounts of the host appear in it, and its own mounts do not appear

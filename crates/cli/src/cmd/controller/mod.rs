@@ -116,7 +116,7 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let credentials = read.credentials.clone();
     let (_, of_readers) = args.http.readers()?;
     let api = args.http.start(store, credentials, handle.clone())?;
-    let figures = admin::of_client(client.clone());
+    let figures = admin::of_controller(handle.clone());
     let (uuid, queried) = (client.uuid(), client.clone());
     let status = move || Some(queried.figures());
     let mut presence = Presence::of_client("controller", uuid, args.json, args.admin.pages(figures), status);
