@@ -406,7 +406,7 @@ impl Decider<'_, '_> {
         let (name, version) = (&workload.name, workload.version);
         let is_new = |instance: &Instance| instance.version == version;
         let available = statuses.iter().filter_map(SlotStatus::available);
-        let available = available.filter(|instance| is_new(instance)).count();
+        let mut available = available.filter(|instance| is_new(instance)).count();
         // The deadline of a step begins again with each further instance that is available, and does not
         // count while all that is left to do waits for instances that hang.
         let is_held = statuses
@@ -457,6 +457,9 @@ impl Decider<'_, '_> {
                     .mark_unwanted(instance, "rollout", &format!("makes room for version {version}"));
             } else if instance.state == InstanceState::Running && self.is_to_leave(instance) {
                 self.leave(instance);
+                // The deadline of a step is for failures, and this is none.
+                available -= usize::from(is_new(instance));
+                self.soft.progress(name, version, available, true, now);
             } else {
                 continue;
             }

@@ -130,7 +130,7 @@ fn nothing_leaves_the_last_node_in_service() {
     let mut bench = Bench::spread(web(4, "a"));
     bench.empty(NODE);
     bench.empty(OTHER);
-    assert!(bench.settle().is_empty());
+    assert!(bench.plan().is_empty());
     bench.seen.in_maintenance.clear();
     assert!(bench.settle().is_empty());
 }
@@ -166,6 +166,41 @@ fn an_instance_that_ends_on_a_node_in_maintenance_has_not_failed() {
     assert_eq!(bench.workload().version, 2);
     assert_eq!(bench.workload().rollout.state, RolloutState::Steady);
     assert_eq!((bench.running_on(NODE), bench.running_on(OTHER)), (0, 4));
+}
+
+/// Each step takes a minute, and so does each instance that leaves a node.
+#[test]
+fn instances_that_leave_a_node_do_not_end_a_roll_out_that_is_slow() {
+    let update = serde_json::json!({"healthy_s": 60, "deadline_s": 100});
+    let spec = |command: &str| {
+        let mut spec = web(4, command);
+        spec["update"] = update.clone();
+        spec
+    };
+    let mut bench = Bench::new();
+    bench.seen.nodes.insert(OTHER);
+    bench.apply(spec("a"));
+    bench.settle();
+    bench.wait(60);
+    bench.settle();
+    bench.apply(spec("b"));
+    for _ in 0..2 {
+        bench.settle();
+        bench.wait(60);
+    }
+    // All instances of the new version are on the node that takes STARTs.
+    let third = Uuid::from_u128(0xa2);
+    bench.seen.nodes.insert(third);
+    bench.empty(OTHER);
+    for _ in 0..20 {
+        bench.settle();
+        bench.wait(60);
+    }
+    let workload = bench.workload();
+    assert_eq!(
+        (workload.version, workload.rollout.state),
+        (2, RolloutState::Steady)
+    );
 }
 
 #[test]

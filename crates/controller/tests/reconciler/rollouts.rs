@@ -160,7 +160,8 @@ fn an_instance_that_hangs_blocks_its_own_slot_only() {
     let [Command::Delete { instance: hung, .. }] = commands[..] else {
         panic!("{commands:?}");
     };
-    for _ in 0..8 {
+    // Far longer than the deadline of a step.
+    for _ in 0..20 {
         bench.wait(60);
         for command in bench.settle() {
             if !matches!(command, Command::Delete { instance, .. } if instance == hung) {
