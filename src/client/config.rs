@@ -169,16 +169,6 @@ impl ClientConfig {
         }
     }
 
-    /// Renews the client's certificate in these files at two thirds of its life: asks the server over the session,
-    /// with a new key, replaces `node.pem` in one step, and uses it as [`renew`](super::ClientHandle::renew)
-    /// does. Needs a thread more. Default: the application renews it.
-    #[cfg(feature = "issue")]
-    #[must_use]
-    pub fn renewed_in(mut self, files: NodeFiles) -> Self {
-        self.renewed_in = Some(files);
-        self
-    }
-
     /// Adds the address of a server. The client tries its servers in order and uses the first that
     /// answers. If that session is lost, it tries the next server at once, and pauses only after it
     /// has tried all of them. Default: the names and addresses in the certificates of the trusted
@@ -203,14 +193,6 @@ impl ClientConfig {
         self
     }
 
-    /// The DNS name or IP address that every server's certificate has to hold, whatever address
-    /// is dialled. Default: the host of the address; `localhost` for a Unix socket and in memory.
-    #[must_use]
-    pub fn server_name(mut self, name: impl Into<String>) -> Self {
-        self.server_name = Some(name.into());
-        self
-    }
-
     /// The number of rounds that may fail in a row before the client ends, at least 1. Default:
     /// no limit.
     #[must_use]
@@ -229,6 +211,16 @@ impl ClientConfig {
     }
 
     setters! {
+        /// Renews the client's certificate in these files at two thirds of its life: asks the server over the session,
+        /// with a new key, replaces `node.pem` in one step, and uses it as [`renew`](super::ClientHandle::renew)
+        /// does. Needs a thread more. Default: the application renews it.
+        #[cfg(feature = "issue")]
+        renewed_in as Some: NodeFiles;
+
+        /// The DNS name or IP address that every server's certificate has to hold, whatever address
+        /// is dialled. Default: the host of the address; `localhost` for a Unix socket and in memory.
+        server_name as Some: impl Into<String>;
+
         /// The roles to advertise. Default: all that the certificate holds.
         role: Role;
 

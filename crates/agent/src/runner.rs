@@ -66,19 +66,13 @@ impl AgentConfig {
         }
     }
 
-    /// The state directory, which contains the instances. Default: none.
-    #[must_use]
-    pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.settings.state = Some(directory.into());
-        self
-    }
+    setters! {
+        /// The state directory, which contains the instances. Default: none.
+        state in settings as Some: impl Into<PathBuf>;
 
-    /// The directory of volumes. Each volume is a directory in it, named by the volume's UUID.
-    /// Default: none, and this node has no volumes.
-    #[must_use]
-    pub fn volumes(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.volumes = Some(directory.into());
-        self
+        /// The directory of volumes. Each volume is a directory in it, named by the volume's UUID.
+        /// Default: none, and this node has no volumes.
+        volumes as Some: impl Into<PathBuf>;
     }
 
     /// Gives instances the networks of their tenants. Default: none; they use the host's network.
@@ -95,22 +89,14 @@ impl AgentConfig {
         self
     }
 
-    /// The memory for instances, in MB. Default: the free memory of the machine.
-    #[must_use]
-    pub fn mem_mb(mut self, mb: u32) -> Self {
-        self.settings.mem_mb = Some(mb.into());
-        self
-    }
-
-    /// The disk for instances, in MB. Default: the free space on the file system of the state
-    /// directory.
-    #[must_use]
-    pub fn disk_mb(mut self, mb: u32) -> Self {
-        self.settings.disk_mb = Some(mb.into());
-        self
-    }
-
     setters! {
+        /// The memory for instances, in MB. Default: the free memory of the machine.
+        mem_mb in settings as Some: u32;
+
+        /// The disk for instances, in MB. Default: the free space on the file system of the state
+        /// directory.
+        disk_mb in settings as Some: u32;
+
         /// The limits of this node, which controllers can't change.
         /// Default: [`Policy::default`], in which nothing runs as root.
         policy in settings: Policy;

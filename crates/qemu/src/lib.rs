@@ -117,15 +117,11 @@ impl QemuDriver {
         })
     }
 
-    /// The directory of images. Each image is a file with the name that a START uses, with or
-    /// without `.qcow2`, `.img` or `.raw`. Default: none, and no machine can be started.
-    #[must_use]
-    pub fn images(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.images = Some(directory.into());
-        self
-    }
-
     setters! {
+        /// The directory of images. Each image is a file with the name that a START uses, with or
+        /// without `.qcow2`, `.img` or `.raw`. Default: none, and no machine can be started.
+        images as Some: impl Into<PathBuf>;
+
         /// The maximum output of a machine's serial port (`stdout.log`) and of QEMU's errors (`stderr.log`)
         /// that is kept, in MB each: see [`ProcessDriver::log_mb`](ssntp_agent::driver::ProcessDriver::log_mb).
         /// Default: 16.

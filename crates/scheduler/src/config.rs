@@ -82,6 +82,19 @@ impl SchedulerConfig {
     }
 
     setters! {
+        /// The directory in which the scheduler keeps the node of each instance. After a restart, the
+        /// scheduler then knows the instances of nodes that are away, and starts none of them a second
+        /// time. Default: none.
+        state as Some: impl Into<PathBuf>;
+
+        /// The file with the cluster configuration. The scheduler reads it at the start, and writes it
+        /// when a controller changes the configuration. If the file does not exist, the cluster begins
+        /// without a configuration, and the first CONFIGURE creates the file; its directory must
+        /// exist. Only a scheduler that was started by
+        /// [`Scheduler::start`](super::Scheduler::start) writes the file; otherwise CONFIGURE is
+        /// refused. Default: none; changes of the configuration are lost when the scheduler ends.
+        configuration_file as Some: impl Into<PathBuf>;
+
         /// The number of STARTs that a node receives for one READY. Default: [`Policy::Strict`].
         policy: Policy;
 
@@ -136,27 +149,6 @@ impl SchedulerConfig {
     #[must_use]
     pub fn stats_interval(mut self, interval: Duration) -> Self {
         self.starts.interval = interval.min(NEVER);
-        self
-    }
-
-    /// The directory in which the scheduler keeps the node of each instance. After a restart, the
-    /// scheduler then knows the instances of nodes that are away, and starts none of them a second
-    /// time. Default: none.
-    #[must_use]
-    pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.state = Some(directory.into());
-        self
-    }
-
-    /// The file with the cluster configuration. The scheduler reads it at the start, and writes it
-    /// when a controller changes the configuration. If the file does not exist, the cluster begins
-    /// without a configuration, and the first CONFIGURE creates the file; its directory must
-    /// exist. Only a scheduler that was started by
-    /// [`Scheduler::start`](super::Scheduler::start) writes the file; otherwise CONFIGURE is
-    /// refused. Default: none; changes of the configuration are lost when the scheduler ends.
-    #[must_use]
-    pub fn configuration_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.configuration_file = Some(path.into());
         self
     }
 }

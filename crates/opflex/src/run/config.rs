@@ -106,18 +106,12 @@ impl ServerConfig {
 
         /// Sets the policy at the start.
         policy: Vec<ManagedObject>;
-    }
 
-    /// Keeps policy in this file.
-    pub fn keep(mut self, path: impl Into<PathBuf>) -> Self {
-        self.keep = Some(path.into());
-        self
-    }
+        /// Keeps policy in this file.
+        keep as Some: impl Into<PathBuf>;
 
-    /// Opens a control socket at this path.
-    pub fn control(mut self, path: impl Into<PathBuf>) -> Self {
-        self.control = Some(path.into());
-        self
+        /// Opens a control socket at this path.
+        control as Some: impl Into<PathBuf>;
     }
 }
 
