@@ -15,6 +15,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `cases/` | the measurements |
+//! | `ages` | how old the frames of a broadcast are when they arrive |
 //! | `child` | the measured process, and its figures from `/proc` |
 //! | `histogram` | millions of latencies in little memory |
 //! | `machine` | processor and kernel, and what other programs used meanwhile |
@@ -23,6 +24,7 @@
 //! | `report` | medians, lines of a table, JSON |
 //! | `failure`, `stop` | errors, signals |
 
+mod ages;
 mod cases;
 mod child;
 mod failure;

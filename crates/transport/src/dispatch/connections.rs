@@ -14,13 +14,6 @@ use crate::outbox::Outbox;
 use crate::socket::Duplex;
 use crate::table::{ConnectionId, Table};
 
-/// Each of the first `FEW` connections may have [`UNSENT_OF_FEW`] bytes in the system that are not
-/// sent yet. A later accepted connection has a quarter of that, because the system bounds the
-/// memory of all sockets together.
-const FEW: usize = 128;
-/// With more unsent bytes a writer wakes less often: forwarding from 1 to 100 is a tenth faster.
-const UNSENT_OF_FEW: u32 = 1024 * 1024;
-
 /// The threads of one connection. Tests have connections without threads.
 pub trait Threads: Send + 'static {
     /// Waits for both threads, which have reported that they are about to end.
@@ -75,10 +68,6 @@ impl<T: Threads> Connections<T> {
     }
 
     pub(super) fn admit<G>(&mut self, admitted: &Admitted<G>, stream: Arc<dyn Duplex>) {
-        if self.table.len() < FEW {
-            // An error is ignored here: the reader of a broken stream finds it as well.
-            let _ = stream.set_unsent(UNSENT_OF_FEW);
-        }
         self.table.insert(
             admitted.id,
             Connection {

@@ -24,8 +24,8 @@ use crate::budget::Charge;
 use crate::table::{ConnectionId, Table};
 
 /// The memory of remote items that may wait before their link is paused: more than can be on the way
-/// when the other dispatcher is asked to pause their origins, which is 8 MiB in the link's queue, the
-/// socket buffers, and what its reader is ahead.
+/// when the other dispatcher is asked to pause their origins, which is what the link's queue
+/// holds, the socket buffers, and what its reader is ahead.
 pub(super) const MAX_LATE: u64 = 16 << 20;
 
 /// The cause of an item.

@@ -23,6 +23,7 @@
 //! | `sender`, `turns` | the input of a connection, its charge | which connection's input is next, and how much of it |
 //! | `accounts` | who has caused what waits | which connection is paused |
 //! | `receiver`, `line` | what waits for a connection | what moves into the queue, and when its writer reports room |
+//! | `mark` | what a receiver took while its queue was full | how much its queue holds |
 //! | `pace` | what a receiver takes | which receiver is slow |
 //! | [`Outbox`] | the queue | what the writer sends; only the writer takes items out |
 //!
@@ -36,13 +37,13 @@
 //! mark pauses no origin, except for the moment until its writer has reported room. No receiver
 //! is charged for what others send to it, also if they end meanwhile: see `accounts`.
 //!
-//! The application cannot be paused. Its items may take half of the receiver's limit in the line;
+//! The application cannot be paused. Its items may take in the line what the queue leaves of the receiver's limit;
 //! beyond that the core's policy ends the receiver or drops items. Items that are charged to an origin do
 //! not count for that, so a receiver never meets the policy because of connections that it pauses.
 //! Only items in the line are dropped, so the writer needs no notice.
 //!
-//! Answers to a receiver's own frames pause only the receiver: if more than 1 MiB of them is in its
-//! queue, it is not read until half of them has left.
+//! Answers to a receiver's own frames pause only the receiver: if they take more than half of the mark,
+//! it is not read until half of them has left.
 //!
 //! # Slow receivers
 //!
@@ -64,15 +65,16 @@
 //! |---|---|---|
 //! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch; while it is paused for long, four reads every six seconds more | its reader waits, so its peer has to wait |
 //! | an unfinished item | 16 KiB of each connection's own; more is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until the memory is granted, in order of arrival; the first in line gets it also beyond the bound. While others wait, a connection that holds a reservation and makes no progress is ended |
-//! | a receiver's queue | its mark: half of the receiver's limit, or its share of the budget, and one item | items join the line |
-//! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |
+//! | a receiver's queue | its mark: what the receiver takes in 10 ms, at least 512 KiB, at most half of its limit, or its share of the budget; and one item | items join the line |
+//! | answers to itself in a receiver's queue | half of the mark | the connection is not read |
 //! | items in a line that are charged to a connection | one turn of each connection, and of each that has ended, which counts as a connection until then; their memory counts in the budget of received bytes | the connections are paused, and their successors |
 //! | items in lines that are charged to remote origins | 16 MiB for each link, and what its reader is ahead | the link is paused |
-//! | loose items in a line: of the application, or for a slow receiver | the other half of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
+//! | loose items in a line: of the application, or for a slow receiver | what the queue leaves of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
 
 mod accounts;
 mod credit;
 mod line;
+mod mark;
 mod pace;
 mod receiver;
 mod sender;
@@ -88,6 +90,7 @@ use self::accounts::Accounts;
 pub use self::accounts::{Origin, RemotePause};
 pub use self::credit::Credit;
 use self::line::Waiting;
+use self::mark::Mark;
 use self::pace::PaceChecks;
 use self::receiver::Receiver;
 pub use self::sender::Input;
@@ -138,6 +141,8 @@ pub struct Flow<I> {
     accounts: Accounts,
     turns: Turns,
     pace_checks: PaceChecks,
+    /// The lowest mark of a queue. Tests need longer queues.
+    least_mark: u64,
 }
 
 impl<I> Flow<I> {
@@ -149,6 +154,7 @@ impl<I> Flow<I> {
             accounts: Accounts::default(),
             turns: Turns::default(),
             pace_checks: PaceChecks::new(patience),
+            least_mark: mark::LEAST,
         }
     }
 
@@ -165,7 +171,8 @@ impl<I> Flow<I> {
     ) {
         self.accounts.open(id, sender, Arc::clone(&credit), now);
         self.senders.insert(id, Sender::new(credit));
-        self.receivers.insert(id, Receiver::new(id, outbox, limits));
+        self.receivers
+            .insert(id, Receiver::new(id, outbox, limits, Mark::new(self.least_mark)));
     }
 
     /// Ends a connection with grace: its line pauses no origin any more, and is sent before its
@@ -305,7 +312,7 @@ impl<I> Flow<I> {
         let is_own = to.is_own(origin);
         let is_first = to.line.is_empty();
         let item = if is_first {
-            match to.push(item, is_own, at_once) {
+            match to.push_first(item, is_own, at_once, now) {
                 Ok(()) => {
                     if is_own && !to.is_behind && to.has_many_answers() {
                         to.is_behind = true;

@@ -4,18 +4,11 @@ use std::time::Instant;
 
 use super::accounts::Origin;
 use super::line::{Line, Waiting};
+use super::mark::Mark;
 use super::pace::Pace;
 use crate::outbox::{Limits, Outbox, PushError};
 use crate::stream::{Load, Outgoing};
 use crate::table::ConnectionId;
-
-/// The bytes of its own answers that may wait for a connection before it is paused.
-pub(super) const MAX_ANSWERS: u64 = 1 << 20;
-
-/// The bytes by which a queue drains below its mark before its line moves: several batches of its writer.
-/// So the dispatcher gets one event for several batches, and a thousand paused senders go on
-/// in groups.
-const ROOM_STEP: u64 = 1 << 20;
 
 /// The queue and the line of one connection.
 #[derive(Debug)]
@@ -23,6 +16,7 @@ pub(super) struct Receiver {
     id: ConnectionId,
     pub(super) outbox: Outbox,
     limits: Limits,
+    mark: Mark,
     pub(super) line: Line,
     /// The memory of all items that went into its queue so far.
     queued: u64,
@@ -42,11 +36,12 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(id: ConnectionId, outbox: Outbox, limits: Limits) -> Self {
+    pub(super) fn new(id: ConnectionId, outbox: Outbox, limits: Limits, mark: Mark) -> Self {
         Self {
             id,
             outbox,
             limits,
+            mark,
             line: Line::new(id),
             queued: 0,
             answers: 0,
@@ -65,7 +60,16 @@ impl Receiver {
 
     /// The memory in its queue above which items join its line.
     fn mark(&self) -> u64 {
-        (self.limits.bytes / 2).min(self.outbox.budget().share())
+        self.mark
+            .bytes()
+            .min(self.limits.bytes / 2)
+            .min(self.outbox.budget().share())
+    }
+
+    /// The memory of loose items in its line above which the core's policy decides: what its queue leaves
+    /// of its limit.
+    fn most_loose(&self) -> u64 {
+        (self.limits.bytes - self.mark()).min(self.outbox.budget().share())
     }
 
     /// Puts an item into the queue if that is below its mark.
@@ -83,6 +87,24 @@ impl Receiver {
             self.last_answer = self.queued;
         }
         Ok(())
+    }
+
+    /// As [`push`](Self::push), for an item that comes while the line is empty. If the queue is full, its mark
+    /// is measured first. It does not rise while items are in the line, because these wait for a
+    /// report of the writer that was asked for with the former mark.
+    pub(super) fn push_first(
+        &mut self,
+        item: Outgoing,
+        is_own: bool,
+        at_once: bool,
+        now: Instant,
+    ) -> Result<(), PushError> {
+        match self.push(item, is_own, at_once) {
+            Err(PushError::Full(item)) if self.mark.full(now, self.outbox.left().0) => {
+                self.push(item, is_own, at_once)
+            }
+            other => other,
+        }
     }
 
     /// Moves the first item of the line into the queue. `None` if there is no item or no room. Otherwise
@@ -115,7 +137,7 @@ impl Receiver {
     /// The memory of its own answers in its queue above which it is paused.
     fn max_answers(&self) -> u64 {
         // Half of the mark: others find room beside its answers.
-        MAX_ANSWERS.min(self.mark() / 2)
+        self.mark() / 2
     }
 
     /// An upper bound for the memory of its own answers in its queue. Items of others that came
@@ -144,10 +166,11 @@ impl Receiver {
         !self.is_ending && (self.is_slow || self.line.pauses_others())
     }
 
-    /// The memory in its queue at which its line moves.
+    /// The memory in its queue at which its line moves. It is several batches of the writer below the
+    /// mark, so that the dispatcher gets one event for all of them, and a thousand paused senders go on in
+    /// groups.
     fn low_mark(&self) -> u64 {
-        let mark = self.mark();
-        mark - ROOM_STEP.min(mark / 2)
+        self.mark() / 2
     }
 
     /// Has the writer report when there is something to do for this receiver. False if there is
@@ -171,11 +194,11 @@ impl Receiver {
         at.is_none_or(|at| self.outbox.request_room(at))
     }
 
-    /// The newest loose item, if the loose items take more memory than the mark, or more than half of the frames. One such
-    /// item may always wait.
+    /// The newest loose item, if the loose items exceed what the queue leaves of its limit. One such item
+    /// may always wait.
     pub(super) fn overflow(&self) -> Option<Load> {
         let loose = self.line.loose();
-        let is_over = loose.memory() > self.mark() || loose.frames > self.limits.frames / 2;
+        let is_over = loose.memory() > self.most_loose() || loose.frames > self.limits.frames / 2;
         // Asked first, because the newest one may be behind thousands that are charged to their origin.
         (is_over && loose.items > 1).then(|| self.line.newest_loose())?
     }

@@ -467,9 +467,6 @@ impl Duplex for Newcomer {
     fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         self.stream.set_write_timeout(limit)
     }
-    fn set_unsent(&self, bytes: u32) -> io::Result<()> {
-        self.stream.set_unsent(bytes)
-    }
     fn peer(&self) -> PeerAddress {
         self.peer
     }

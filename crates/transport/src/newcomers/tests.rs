@@ -406,20 +406,6 @@ fn a_newcomer_passes_every_call_to_its_stream() {
 }
 
 #[test]
-fn the_bound_of_unsent_bytes_reaches_the_socket_of_a_newcomer() {
-    use socket2::{Domain, Socket, Type};
-
-    let handshakes = Arc::new(handshakes(1, echo(), really(), ENDLESS));
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    let same = socket.try_clone().unwrap();
-    let slot = handshakes
-        .take_slot(0, (Arc::new(socket), PeerAddress::Unix))
-        .unwrap();
-    slot.newcomer.stream().set_unsent(1 << 20).unwrap();
-    assert_eq!(same.tcp_notsent_lowat().unwrap(), 1 << 20);
-}
-
-#[test]
 fn after_an_error_of_the_system_accepting_rests_and_ends_once_it_is_closed() {
     let handshakes = handshakes(1, echo(), really(), ENDLESS);
     let error = io::Error::other("no more descriptors");

@@ -72,16 +72,6 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// The stream's error.
     fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()>;
 
-    /// Sets the number of written bytes that the system keeps before it sends them. Default: no
-    /// effect.
-    ///
-    /// # Errors
-    /// The stream's error.
-    fn set_unsent(&self, bytes: u32) -> io::Result<()> {
-        let _ = bytes;
-        Ok(())
-    }
-
     /// The address of the peer.
     fn peer(&self) -> PeerAddress;
 

@@ -51,14 +51,6 @@ impl Duplex for Socket {
         Socket::set_write_timeout(self, at_least_a_tick(limit))
     }
 
-    fn set_unsent(&self, bytes: u32) -> io::Result<()> {
-        if self.local_addr()?.is_unix() {
-            Ok(())
-        } else {
-            self.set_tcp_notsent_lowat(bytes)
-        }
-    }
-
     fn peer(&self) -> PeerAddress {
         if self.local_addr().is_ok_and(|address| address.is_unix()) {
             return PeerAddress::Unix;

@@ -145,6 +145,7 @@ pub(super) fn addresses(
 fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let (pipe, _watch) = cancel.pipe()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    bound_buffers(&socket)?;
     // Non-blocking, so that the wait ends at the limit or when it is cancelled.
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::from(address)) {
@@ -157,9 +158,6 @@ fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Res
         other => other?,
     }
     socket.set_nonblocking(false)?;
-    // Otherwise the system takes megabytes, and a write that waits goes on only after a third of them has
-    // left, which may take longer than the write timeout if the server reads little for a while.
-    socket.set_tcp_notsent_lowat(UNSENT_OF_DIALLED)?;
     Ok(socket)
 }
 
@@ -242,11 +240,17 @@ const RECEIVE_BUFFER: usize = 256 * 1024;
 /// default it takes up to 4 MiB if segments are long, such as the 64 KiB of loopback. A thousand receivers
 /// that are slower than their senders then reach the same limit of all sockets, segments are dropped, and
 /// all connections wait for retransmissions. Bytes that the system has not taken are in the queue, where
-/// they count against the budget and a policy may drop them.
+/// they count against the budget and a policy may drop them. And a write that waits goes on only after a third
+/// of them has left, which may take longer than the write timeout if the peer reads little for a while.
 const UNSENT: u32 = 256 * 1024;
 
-/// The same for a connection that this process has dialled. It has few of them.
-const UNSENT_OF_DIALLED: u32 = 1024 * 1024;
+/// Bounds what the system keeps for a connection, also because a frame is as old when it arrives as the bytes
+/// before it. A socket is bounded before it is connected or listens, and accepted sockets inherit the bounds.
+/// A system that allows less uses its maximum.
+fn bound_buffers(socket: &Socket) -> io::Result<()> {
+    socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+    socket.set_tcp_notsent_lowat(UNSENT)
+}
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
@@ -258,9 +262,7 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     };
     // A restarted server can bind while connections of the former one are in TIME_WAIT.
     socket.set_reuse_address(true)?;
-    // Accepted sockets inherit both settings. A system that allows less uses its maximum.
-    socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
-    socket.set_tcp_notsent_lowat(UNSENT)?;
+    bound_buffers(&socket)?;
     if address.is_ipv6() {
         socket.set_only_v6(!both_versions)?;
     }
@@ -274,22 +276,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_accepted_socket_has_bounded_buffers() {
+    fn both_ends_of_a_connection_have_bounded_buffers() {
         let listeners = listen("127.0.0.1", 0).unwrap();
         let address = listeners[0].local().unwrap();
         let limit = Duration::from_secs(20);
-        let _peer = connect_one(address, limit, &Cancel::new()).unwrap();
+        let dialled = connect_one(address, limit, &Cancel::new()).unwrap();
         let (accepted, _) = listeners[0].accept().unwrap();
-        assert_eq!(accepted.tcp_notsent_lowat().unwrap(), UNSENT);
-        // The system counts its own overhead as well, and may allow less.
-        let size = accepted.recv_buffer_size().unwrap();
-        assert!((1..=2 * RECEIVE_BUFFER).contains(&size), "{size}");
+        for end in [&dialled, &accepted] {
+            assert_eq!(end.tcp_notsent_lowat().unwrap(), UNSENT);
+            // The system counts its own overhead as well, and may allow less.
+            let size = end.recv_buffer_size().unwrap();
+            assert!((1..=2 * RECEIVE_BUFFER).contains(&size), "{size}");
+        }
         // As a listener at all addresses sees a peer of this host.
         let mapped = "[::ffff:127.0.0.1]:1".parse().unwrap();
         TcpOptions::default().apply(&accepted, mapped).unwrap();
         assert!(accepted.tcp_congestion().unwrap().starts_with(b"reno"));
-        accepted.set_unsent(4 * UNSENT).unwrap();
-        assert_eq!(accepted.tcp_notsent_lowat().unwrap(), 4 * UNSENT);
     }
 
     #[test]

@@ -10,9 +10,10 @@ use ssntp_transport::Halves;
 
 use super::pace::{Pace, drive_to};
 use super::{Bench, Figures, raise_descriptors, whole};
+use crate::ages::Ages;
 use crate::child::Server;
 use crate::failure::Failure;
-use crate::raw::{Session, Side, Subject, System, batch, crowd, now};
+use crate::raw::{Session, Side, Stamped, Subject, System, batch, crowd, now};
 
 /// The time limit for senders to notice that they have to stop.
 const ENDING: Duration = Duration::from_secs(10);
@@ -30,7 +31,8 @@ const BYSTANDER_RATE: f64 = 1_000.0;
 const BYSTANDER_PAYLOAD: usize = 256;
 
 /// Drives a server with senders that send as fast as they can. If they are a crowd, a
-/// bystander sends at a fixed rate beside them, which shows how a crowd delays others.
+/// bystander sends at a fixed rate beside them, which shows how a crowd delays others. If one sends to
+/// a crowd, frames carry the time of sending, which shows how old they are when they arrive.
 pub(crate) fn routed(
     bench: &Bench<'_>,
     system: System,
@@ -83,11 +85,13 @@ pub(crate) fn routed_by(
     let (sent, delivered, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let [done, receivers_cut, senders_cut] = [const { AtomicUsize::new(0) }; 3];
     let batch = batch(system, payload);
+    let ages = (senders == 1 && crowd::is_crowd(receivers)).then(Ages::default);
     let measured = std::thread::scope(|scope| {
         let (sent, delivered, stop, batch) = (&sent, &delivered, &stop, &batch);
+        let ages = ages.as_ref();
         let (done, receivers_cut, senders_cut) = (&done, &receivers_cut, &senders_cut);
         for mut share in inbound {
-            scope.spawn(move || crowd::receive(&mut share, delivered, receivers_cut));
+            scope.spawn(move || crowd::receive(&mut share, delivered, receivers_cut, ages));
         }
         // Threads return their sessions, which live until everything has arrived: the system
         // resets a connection that is closed with unread input, and a reset would destroy
@@ -96,7 +100,13 @@ pub(crate) fn routed_by(
             .into_iter()
             .map(|mut share| {
                 scope.spawn(move || {
-                    crowd::send(&mut share, batch, stop, sent, senders_cut);
+                    match (&mut share[..], ages) {
+                        ([one], Some(ages)) => {
+                            let mut stamped = Stamped::new(system, Subject::Load, payload, usize::MAX);
+                            crowd::send_stamped(one, &mut stamped, ages, stop, sent, senders_cut);
+                        }
+                        (many, _) => crowd::send(many, batch, stop, sent, senders_cut),
+                    }
                     done.fetch_add(1, Relaxed);
                     share
                 })
@@ -104,11 +114,13 @@ pub(crate) fn routed_by(
             .collect();
         let warm_up = bench.warm_up(|| delivered.load(Relaxed));
         let beside = bystander.map(|pair| scope.spawn(|| pair.measure(bench, server)));
+        let counting = ages.map(Ages::count);
         let (began, cpu_before, before) = (now(), cpu(), delivered.load(Relaxed));
         bench.wait(bench.window);
         // On a busy machine nothing may arrive in a short window, and a rate needs a frame.
         bench.wait_until(ENDING, || delivered.load(Relaxed) > before);
         let (elapsed, cpu, after) = (began.elapsed(), cpu(), delivered.load(Relaxed));
+        drop(counting);
         // The load goes on until the bystander's last frame has arrived.
         let beside = beside.map(|thread| thread.join());
         stop.store(true, Relaxed);
@@ -152,6 +164,7 @@ pub(crate) fn routed_by(
         ("warm_up_seconds", warm_up.as_secs_f64()),
     ]);
     figures.extend(beside.into_iter().flatten());
+    figures.extend(ages.map(Ages::into_figures).into_iter().flatten());
     Ok(figures)
 }
 

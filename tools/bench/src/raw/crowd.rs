@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use ssntp_transport::{Outgoing, Tried};
 
-use super::Session;
 use super::session::Socket;
+use super::{Session, Stamped, stamp};
+use crate::ages::Ages;
 
 /// Up to this number of sessions have a thread each. More of them share [`SHARED`] threads.
 const ALONE: usize = 8;
@@ -48,6 +49,26 @@ pub(crate) fn shares(sessions: Vec<Session>) -> Vec<Vec<Session>> {
         shares[n % threads].push(session);
     }
     shares
+}
+
+/// Sends `batch` again and again on one session until `stop`, each time with the time of sending
+/// in every payload.
+pub(crate) fn send_stamped(
+    session: &mut Session,
+    batch: &mut Stamped,
+    ages: &Ages,
+    stop: &AtomicBool,
+    sent: &AtomicU64,
+    cut: &AtomicUsize,
+) {
+    let frames = batch.frames() as u64;
+    while !stop.load(Relaxed) {
+        if !session.send(&batch.fill(ages.now())) {
+            cut.fetch_add(1, Relaxed);
+            break;
+        }
+        sent.fetch_add(frames, Relaxed);
+    }
 }
 
 /// Sends `batch` again and again on every session, as fast as the server takes it, until
@@ -111,11 +132,24 @@ pub(crate) fn send(
 }
 
 /// Receives on every session until it ends. Counts deliveries, and the sessions that have
-/// ended.
-pub(crate) fn receive(sessions: &mut [Session], delivered: &AtomicU64, cut: &AtomicUsize) {
+/// ended. `ages` gets the age of the first of the deliveries that arrive together.
+pub(crate) fn receive(
+    sessions: &mut [Session],
+    delivered: &AtomicU64,
+    cut: &AtomicUsize,
+    ages: Option<&Ages>,
+) {
     let more = |session: &mut Session| {
-        let mut count = 0;
-        let more = session.receive(&mut |_| count += 1);
+        let (mut count, mut first) = (0, None);
+        let more = session.receive(&mut |payload| {
+            if count == 0 {
+                first = stamp(payload);
+            }
+            count += 1;
+        });
+        if let (Some(ages), Some(sent)) = (ages, first) {
+            ages.arrived(sent);
+        }
         delivered.fetch_add(count, Relaxed);
         more
     };

@@ -8,7 +8,6 @@ mod turns;
 
 use std::net::Shutdown;
 
-use super::receiver::MAX_ANSWERS;
 use super::sender::{FIRST_RUN, LONGEST_RUN, RUN_TARGET};
 use super::turns::{LIGHT, SHARE};
 use super::*;
@@ -47,8 +46,10 @@ struct Peer {
 impl Net {
     fn new(budget: u64) -> Self {
         let budget = Budget::new(budget);
+        let mut flow = Flow::new(PATIENCE);
+        flow.least_mark = u64::MAX;
         Self {
-            flow: Flow::new(PATIENCE),
+            flow,
             numbers: Numbers::default(),
             budget,
             start: crate::host::now(),

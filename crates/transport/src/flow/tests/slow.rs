@@ -339,16 +339,16 @@ fn a_slow_receiver_that_takes_everything_while_its_answers_are_counted_is_measur
     use crate::outbox::interleaving;
 
     let mut net = Net::new(1 << 40);
-    let [asker, other] = [net.peer(64), net.peer(4)];
-    net.send(&other, &asker, 33);
+    let [asker, other] = [net.peer(16), net.peer(4)];
+    net.send(&other, &asker, 9);
     net.flow.handle_deadline(net.at(1000));
-    for _ in 0..8 {
+    for _ in 0..7 {
         write_one(&asker);
     }
     net.flow.room(asker.id, net.start);
     assert!(net.slow(&asker) && !net.flow.is_waited_for(asker.id));
-    net.send(&asker, &asker, 3);
-    // The writer moves after the fourth answer is in the queue.
+    net.send(&asker, &asker, 4);
+    // The writer moves after the fifth answer is in the queue.
     let (outbox, mut looks) = (asker.outbox.clone(), 0);
     interleaving::set(Some(Box::new(move || {
         looks += 1;
