@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::value_parser;
 use log::warn;
 use ssntp::Role;
 use ssntp::pki::{Issuer, Trust};
@@ -23,8 +22,11 @@ use crate::daemon::server::{Admission, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, ended, on};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
-use crate::seconds::Seconds;
+use crate::seconds::{Seconds, age};
 use crate::settings::{ConfigFile, Problems, Settings};
+
+/// The shortest lifetime of a certificate of a node, which has to renew it before its end.
+const SHORTEST_LIFETIME: Duration = Duration::from_secs(60);
 
 /// The time for which a node's STATS may omit a workload that the node was given.
 // Twice the interval at which agents send STATS by default.
@@ -62,9 +64,9 @@ pub(crate) struct Args {
     /// certificates. Tokens and certificates are kept in --state, or shared by --join
     #[arg(long, value_name = "FILE", group = "enrols")]
     issuer: Option<PathBuf>,
-    /// The lifetime of the certificates of nodes in days; nodes renew them by themselves
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=3650))]
-    node_days: u32,
+    /// The lifetime of the certificates of nodes, for example 8h or 30d; nodes renew them by themselves
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = age)]
+    node_lifetime: Duration,
     /// Let no node join, even with --issuer
     #[arg(long)]
     no_join: bool,
@@ -145,8 +147,12 @@ impl Args {
                 ));
             }
         };
-        let lifetime = Duration::from_secs(86_400 * u64::from(self.node_days));
-        let enrolment = Enrolment::new(issuer, records.clone()).lifetime(lifetime);
+        if self.node_lifetime < SHORTEST_LIFETIME {
+            return Err(Failure::usage(
+                "--node-lifetime: a certificate lasts a minute or more",
+            ));
+        }
+        let enrolment = Enrolment::new(issuer, records.clone()).lifetime(self.node_lifetime);
         Ok(Some((records, enrolment)))
     }
 }

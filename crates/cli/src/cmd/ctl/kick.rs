@@ -127,6 +127,9 @@ impl NamedClient {
         }
         let mut found = known()?;
         found.retain(|uuid| !client.is_empty() && uuid.as_str().starts_with(&client));
+        // A node has a certificate for each renewal.
+        found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+        found.dedup();
         match found.as_slice() {
             [uuid] => Ok(uuid.clone()),
             [] => Err(Failure::new(format!(

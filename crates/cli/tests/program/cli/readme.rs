@@ -24,6 +24,9 @@ const PAGES: [&str; 5] = [
     "docs/opflex-start.md",
 ];
 
+/// The page whose hosts are network namespaces, which only root can make.
+const HOSTS: &str = "docs/join-start.md";
+
 /// An empty home of a user, with the program in the path. Dropping it ends every program that was
 /// started.
 struct Pasted {
@@ -153,7 +156,8 @@ fn every_page_with_a_block_to_paste_is_pasted() {
             if path.extension().is_some_and(|extension| extension == "md") {
                 let page = format!("{folder}/{}", path.file_name().unwrap().to_str().unwrap());
                 let has_block = !blocks(&fs::read_to_string(&path).unwrap()).is_empty();
-                assert_eq!(has_block, PAGES.contains(&page.as_str()), "{page}");
+                let is_pasted = PAGES.contains(&page.as_str()) || page == HOSTS;
+                assert_eq!(has_block, is_pasted, "{page}");
             }
         }
     }
@@ -198,4 +202,33 @@ fn the_first_pages_can_be_pasted_into_a_shell() {
         2,
         "{output}"
     );
+}
+
+#[test]
+fn three_hosts_join_renew_and_are_revoked_as_their_page_says() {
+    let name = format!("join-{}", std::process::id());
+    let netns = |verb| {
+        let made = Command::new("ip").args(["netns", verb, &name]).output();
+        made.is_ok_and(|made| made.status.success())
+    };
+    if !(netns("add") && netns("del")) {
+        eprintln!("skipped: hosts cannot be made here without root and ip");
+        return;
+    }
+    let blocks = blocks(&fs::read_to_string(repository().join(HOSTS)).unwrap());
+    let (end, script) = blocks.split_last().unwrap();
+    // A run that was killed leaves its hosts.
+    let script = format!("({end}) 2>/dev/null || true\n{}\n{end}", script.join("\n"));
+    let mut pasted = Pasted::new(&script);
+    pasted.succeeds();
+    let output = pasted.output();
+    for part in [
+        "the thief was refused",
+        "the node was refused",
+        "the thief is out",
+        "2b0d0000-0000-4000-8000-000000000002: ",
+        "instance 6f0c0000-0000-4000-8000-000000000006 has ended: exited 0",
+    ] {
+        assert!(output.contains(part), "{part} is not in {output}");
+    }
 }
