@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -94,10 +94,14 @@ pub enum PeerAddress {
 }
 
 impl PeerAddress {
-    /// The IP address, if it has one.
+    /// The part of its IP address by which limits count, if it has one: of IPv6 the first 64 bits, because
+    /// a host may choose the others.
     pub fn host(self) -> Option<IpAddr> {
         match self {
-            Self::Ip(address) => Some(address.ip()),
+            Self::Ip(address) => Some(match address.ip().to_canonical() {
+                IpAddr::V6(ip) => (ip & Ipv6Addr::from_bits(u128::MAX << 64)).into(),
+                ip => ip,
+            }),
             Self::Unix | Self::Memory => None,
         }
     }
@@ -203,4 +207,19 @@ pub(crate) fn write_all(
 /// True if an error is the read or write timeout of a stream. Systems use two kinds for it.
 pub fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_changes_its_address_within_its_network_is_one_host() {
+        let host = |address: &str| PeerAddress::Ip(address.parse().unwrap()).host();
+        assert_eq!(host("[2001:db8::1:2:3:4]:5"), host("[2001:db8::9]:1"));
+        assert_ne!(host("[2001:db8:0:1::1]:5"), host("[2001:db8::1]:5"));
+        assert_ne!(host("[::ffff:192.0.2.1]:5"), host("[::ffff:192.0.2.2]:5"));
+        assert_eq!(host("[::ffff:192.0.2.1]:5"), host("192.0.2.1:6"));
+        assert_eq!(PeerAddress::Unix.host(), None);
+    }
 }
