@@ -10,7 +10,7 @@
 //! ```
 //!
 //! All figures are from one run on one machine, so compare ratios and not numbers.
-//! `docs/performance.md` explains each case and each key of the JSON.
+//! `README.md` explains each case and each key of the JSON, `docs/performance.md` what was found.
 //!
 //! | file | holds |
 //! |---|---|
