@@ -27,7 +27,8 @@ const WORKLOAD: &str = "ssntp.workload";
 /// has no such instance, or if no other node is in service.
 pub(super) fn drain(session: &Session<'_>, node: Uuid) -> Result<(), Failure> {
     let look = || session.controller.look(|view| of_workloads(view, node));
-    let is_in_service = |other: &Node| other.connected && other.compute && other.status == NodeStatus::Ready;
+    let is_open = |node: &Node| matches!(node.status, NodeStatus::Ready | NodeStatus::Full);
+    let is_in_service = |other: &Node| other.connected && other.compute && is_open(other);
     let has_other = |view: &View| {
         view.nodes()
             .any(|other| other.uuid != node && is_in_service(other))

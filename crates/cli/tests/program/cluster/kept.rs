@@ -414,7 +414,7 @@ fn a_workload_is_spread_and_leaves_an_evacuated_node_one_instance_after_the_othe
     // Nobody moves them any more.
     kept.done(&format!("restore {node}"));
     kept.kill();
-    let late = kept.words(&words(&format!("ctl evacuate {other} --timeout 1")));
+    let late = kept.words(&words(&format!("ctl evacuate {other} --timeout 10")));
     let why = "no controller has moved web-";
     assert!(
         late.code == Some(1) && late.stderr.contains(why),
