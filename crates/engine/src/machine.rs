@@ -656,4 +656,46 @@ mod tests {
         );
         assert_eq!(run(false, 10).last(), Some(&None));
     }
+    /// A machine that leads, the time, and its lease.
+    fn leading() -> (Machine, Instant, Lease) {
+        let member = Member {
+            uuid: Uuid::from_u128(1),
+            incarnation: 1,
+            addresses: Vec::new(),
+            version: String::new(),
+            token: 0,
+        };
+        let mut machine = Machine::new(Join { member, leads: true });
+        let (engine, mut now) = (MemoryEngine::new(), ssntp_transport::now());
+        while machine.view().acts(now).is_none() {
+            match machine.next(now) {
+                Next::Ask(request) => {
+                    machine.handle_answer(&request, now, now, engine.ask_at(now, &request));
+                }
+                Next::At(at) => now = at,
+                Next::Left => panic!("it has left"),
+            }
+        }
+        let lease = machine.leader.unwrap().lease;
+        (machine, now, lease)
+    }
+
+    /// Otherwise its term would go on under the same token after it has ended, at an engine whose clock is slower.
+    #[test]
+    fn a_lease_that_is_over_by_the_own_clock_is_not_kept_alive() {
+        let (mut machine, now, lease) = leading();
+        let next = machine.next(now + LEADER_TIME);
+        assert!(
+            !matches!(&next, Next::Ask(Request::KeepAlive(kept)) if *kept == lease),
+            "{next:?}"
+        );
+    }
+
+    #[test]
+    fn a_leader_writes_no_document_after_its_term_although_its_lease_goes_on() {
+        let (machine, now, _) = leading();
+        let until = machine.view().acting.unwrap().until;
+        assert!(machine.document("tenants", b"", None, now).is_some());
+        assert!(machine.document("tenants", b"", None, until).is_none());
+    }
 }

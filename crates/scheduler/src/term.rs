@@ -298,6 +298,10 @@ mod tests {
         };
         assert_eq!(term.begin(acting(1), now), []);
         term.await_reports(server);
+        assert!(
+            !term.end_sync(&following, now),
+            "those of another server are missing"
+        );
         following.begin_transfer(Uuid::nil(), now);
         assert!(!term.end_sync(&following, now));
         term.handle_synced(server);
@@ -311,6 +315,46 @@ mod tests {
         assert_eq!(term.begin(acting(2), now), [intent]);
         following.begin_transfer(Uuid::nil(), now);
         assert!(term.end_sync(&following, now + SYNC_TIME), "it waits no longer");
+    }
+
+    #[test]
+    fn another_leader_tells_its_own_intents_and_a_new_one_has_no_leader_before_it() {
+        let (mut term, now) = (Term::default(), now());
+        let [instance, node, server] = [1, 2, 3].map(Uuid::from_u128);
+        let intent = Intent {
+            instance,
+            node: Some(node),
+            state: StartState::GivenUp,
+        };
+        assert!(term.follow(server, 1));
+        term.store_intents(vec![intent.clone()]);
+        assert!(!term.follow(server, 1), "the leader is the same");
+        assert!(term.follow(server, 2));
+        let acting = Acting {
+            token: 3,
+            until: now + SYNC_TIME,
+        };
+        assert_eq!(term.begin(acting, now), [], "they were those of an earlier term");
+        assert!(!term.unfollow(server), "the loss of its link changes nothing");
+    }
+
+    #[test]
+    fn the_end_of_an_earlier_session_of_a_node_is_not_that_of_its_present_one() {
+        let (kit, mut term) = (Testkit::new().unwrap(), Term::default());
+        let mut test = HandlerTest::new(kit.server_config().unwrap(), ()).unwrap();
+        let identity = kit.identity(Role::AGENT).unwrap();
+        let uuid = Uuid::from_u128(7);
+        let [first, second] = [(); 2].map(|()| test.connect_as(&identity, uuid).unwrap());
+        assert_ne!(first.key(), second.key());
+        assert!(term.enter_session(&first).is_none());
+        assert!(term.enter_session(&second).is_some());
+        assert!(!term.remove_session(&first) && term.is_current(&second));
+        // A node behind a lost link that has come back at another server is not lost.
+        term.note_unreachable(&first);
+        assert_eq!(term.take_unreachable(first.server()), [Uuid::nil(); 0]);
+        assert!(term.remove_session(&second));
+        term.note_unreachable(&second);
+        assert_eq!(term.take_unreachable(second.server()), [uuid]);
     }
 
     #[test]

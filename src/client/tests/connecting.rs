@@ -511,7 +511,7 @@ fn clients_of_one_directory_never_share_a_uuid_and_keep_theirs() {
 fn an_address_that_hangs_or_shows_a_wrong_certificate_passes_on_to_the_next_of_its_name() {
     let other = another_authority();
     let wrong = TestServer::tcp_as(&of(&other, Role::SERVER), &other.trust());
-    let [hangs, good] = [(); 2].map(|()| TestServer::tcp());
+    let [hangs, good, decides, untried] = [(); 4].map(|()| TestServer::tcp());
     let config = Arc::new(agent().handshake_timeout(Duration::from_secs(2)));
     let connector = trust().connector(&identity(Role::AGENT)).unwrap();
     let dialer = Dialer::new(config, Uuid::new_v4(), Cancel::new());
@@ -530,5 +530,18 @@ fn an_address_that_hangs_or_shows_a_wrong_certificate_passes_on_to_the_next_of_i
         let fault = dial(&[&hangs, &wrong]).unwrap_err();
         assert!(fault.may_retry(), "{fault}");
         assert!(refuses.join().unwrap());
+        // The servers behind a name belong together, so one that refuses for good speaks for all.
+        let refuses = &decides;
+        scope.spawn(move || {
+            let mut peer = refuses.connect();
+            peer.send_kind(ErrorCode::CONNECTION_ABORTED);
+            peer.close();
+        });
+        let fault = dial(&[refuses, &untried]).unwrap_err();
+        assert!(
+            matches!(fault, DialFault::Refused(Refusal::PeerAborted)),
+            "{fault}"
+        );
+        assert!(untried.has_no_connection());
     });
 }

@@ -6,7 +6,7 @@ use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::payload::Draining;
 use crate::proto::{FrameKind, FrameType, Item, Operands, PROBE, Run, answer_to_unsupported};
 use bytes::Bytes;
-use ssntp_pki::{Authority, AuthorityRequest, Role};
+use ssntp_pki::{Authority, AuthorityRequest, RevocationLists, RevocationReason, Revoked, Role, Serial};
 use ssntp_transport::{EndReason, Sink};
 use std::io;
 use std::time::SystemTime;
@@ -222,6 +222,24 @@ fn a_session_that_is_being_replaced_ends_soon_if_its_server_is_no_longer_trusted
     assert!(matches!(client.step(), Next::Abort));
 }
 
+#[test]
+fn a_session_ends_without_its_queue_if_the_certificate_of_its_server_is_revoked() {
+    let mut client = Stepped::new(agent().address("a:1".parse().unwrap()));
+    client.dials();
+    let _session = client.establish();
+    let serial = Serial::from(identity_of_server().info());
+    let revoked = Revoked::now(serial, RevocationReason::KEY_COMPROMISE);
+    let list = authority().revocation_list(&[revoked], 1, 7).unwrap();
+    let lists = RevocationLists::from_pem(list.pem.as_bytes(), "a list").unwrap();
+    let trust = trust().with_revocation_lists(&lists).unwrap();
+    client
+        .core
+        .handle()
+        .renew(&identity(Role::AGENT), &trust)
+        .unwrap();
+    assert!(matches!(client.step(), Next::Abort));
+}
+
 /// A client with a session that is replaced and has ended, and the sink of its reader.
 fn in_gap(config: ClientConfig) -> (Stepped, SessionSink) {
     let mut client = Stepped::new(config.renewal_spread(Duration::ZERO));
@@ -399,4 +417,22 @@ fn a_silent_server_is_asked_for_a_sign_of_life_and_its_session_ends_without_one(
         matches!(&told, Ok(ClientEvent::Disconnected { reason, .. }) if *reason == lost),
         "{told:?}"
     );
+}
+
+#[test]
+fn clients_of_a_server_that_drains_leave_at_random_times_within_the_one_it_names() {
+    for share in [0.0, 0.25, 1.0] {
+        let mut client = Stepped::new(agent().address("a:1".parse().unwrap()));
+        client.dials();
+        let session = client.establish();
+        client.at.share = share;
+        session.drain_requests.send(Duration::from_secs(100)).unwrap();
+        let leaves_after = match client.step() {
+            Next::Wait(Some(until)) => until - client.at.now,
+            other => panic!("{other:?}"),
+        };
+        // The client that leaves now waits until its queue is sent.
+        let wanted = [Duration::from_secs(100).mul_f64(share), Duration::from_secs(30)];
+        assert_eq!(leaves_after, wanted[usize::from(share == 0.0)]);
+    }
 }

@@ -94,3 +94,20 @@ pub(crate) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
         _ => Refusal::Busy("another server has its session and refuses the takeover"),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_answered_by_the_server_that_was_asked_and_by_no_other() {
+        let (mut claims, now) = (Claims::default(), ssntp_transport::now());
+        let (sender, verdict) = crossbeam_channel::bounded(1);
+        let [asked, other] = [1, 2].map(ConnectionId);
+        let id = claims.begin(asked, now, sender).unwrap();
+        claims.answer(other, id, 0);
+        assert!(verdict.try_recv().is_err());
+        claims.answer(asked, id, 1);
+        assert_eq!(verdict.try_recv(), Ok(1));
+    }
+}

@@ -379,6 +379,22 @@ mod tests {
     }
 
     #[test]
+    fn a_sender_is_no_receiver_of_what_it_sends_to_its_own_role() {
+        let mut roster = Roster::default();
+        let rows = vec![agent(1), agent(2), row(3, 3, 1, Role::CONTROLLER)];
+        roster.snapshot(A, 7, rows, true).unwrap();
+        let [sender, other] = [1, 3].map(Uuid::from_u128);
+        for (role, except, count) in [
+            (Role::AGENT, None, 2),
+            (Role::AGENT, Some(sender), 1),
+            (Role::AGENT, Some(other), 2),
+            (Role::ALL, Some(other), 2),
+        ] {
+            assert_eq!(roster.count(A, role, except), count, "{role} {except:?}");
+        }
+    }
+
+    #[test]
     fn a_snapshot_that_lists_a_uuid_twice_is_a_fault() {
         let mut roster = Roster::default();
         let twice = vec![agent(1), row(1, 2, 1, Role::AGENT)];

@@ -19,7 +19,7 @@ use crate::server::tests::Rig;
 const LAST: Uuid = Uuid::max();
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Counts the ends of links that the application hears of.
+/// Counts the ends of links, and the messages, that the application hears of.
 struct Unlinks(Arc<AtomicU64>);
 
 impl Handler for Unlinks {
@@ -30,6 +30,10 @@ impl Handler for Unlinks {
 
 impl ClusterHandler for Unlinks {
     fn server_unlinked(&mut self, _: &mut Context<'_>, _: &ServerLink) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn server_message(&mut self, _: &mut Context<'_>, _: Uuid, _: Bytes) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -116,6 +120,36 @@ fn a_link_that_is_silent_for_ten_seconds_ends_with_its_holds() {
     assert_eq!(told.load(Ordering::Relaxed), 0, "the application knew of no link");
 }
 
+/// A frame arrives on a link. Returns what it causes.
+fn arrives(rig: &mut Rig, link: ConnectionId, frame: &LinkFrame) -> Vec<Action> {
+    let run = Run::read(frame.encode(), 1000).unwrap();
+    let mut actions = Vec::new();
+    rig.core
+        .item(link, Item::Run(run), u32::MAX, rig.now, &mut actions);
+    actions
+}
+
+#[test]
+fn a_message_under_a_lower_token_than_the_highest_known_is_dropped() {
+    let told = Arc::new(AtomicU64::new(0));
+    let mut rig = Rig::new(Unlinks(Arc::clone(&told)), |config| config);
+    let link = begin(&mut rig);
+    for (token, heard) in [(5, 1), (4, 1), (6, 2), (5, 2), (0, 3)] {
+        let message = Bytes::from_static(b"one");
+        arrives(&mut rig, link, &LinkFrame::Tell { token, message });
+        assert_eq!(told.load(Ordering::Relaxed), heard, "{token}");
+    }
+}
+
+#[test]
+fn a_hold_of_a_session_that_has_ended_is_not_kept() {
+    let mut rig = rig();
+    let link = begin(&mut rig);
+    let actions = arrives(&mut rig, link, &LinkFrame::Hold { number: 4711 });
+    assert!(actions.is_empty(), "{actions:?}");
+    assert_eq!(rig.core.state.delivery.links.figures(rig.now)[0].held, 0);
+}
+
 #[test]
 fn a_server_that_did_not_run_ends_its_links() {
     for (pause, expected) in [(Duration::from_secs(9), false), (Duration::from_secs(10), true)] {
@@ -185,7 +219,10 @@ fn of_two_links_that_stays_which_the_server_with_the_smaller_uuid_has_dialled() 
         let verdict = ask(&mut rig, (91, now), uuid, start, &mut actions);
         assert_eq!(verdict.is_ok(), is_taken, "{uuid} {before} {now} {start}");
         match verdict {
-            Ok(_) => assert_eq!(ends(&actions), [(old, false)]),
+            Ok(new) => {
+                assert_eq!(ends(&actions), [(old, false)]);
+                assert_eq!(rig.core.state.delivery.links.to(uuid), Some(new));
+            }
             Err(refusal) => assert_eq!(refusal, Refusal::Busy(DUPLICATE)),
         }
     }

@@ -339,7 +339,6 @@ impl Handshakes {
             // Only the input ends, so that the handshake can still send the reason.
             let _ = stream.shutdown(Shutdown::Read);
         }
-        self.changed.notify_all();
     }
 }
 

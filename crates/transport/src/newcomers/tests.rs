@@ -417,6 +417,8 @@ fn after_an_error_of_the_system_accepting_rests_and_ends_once_it_is_closed() {
     );
     handshakes.close();
     assert!(handshakes.cannot_accept(&error));
+    // A newcomer that has left again is no lack of the system, and makes no rest.
+    assert!(!handshakes.cannot_accept(&io::ErrorKind::ConnectionAborted.into()));
 }
 
 #[test]
@@ -502,4 +504,44 @@ fn connections_that_are_served_on_their_slots_do_not_lower_the_number_of_slots()
         slots.give_back(slot, begin + Duration::from_secs(3600));
         assert_eq!(slots.limit, 20);
     }
+}
+
+#[test]
+fn only_bytes_of_a_peer_count_as_sent_by_it() {
+    let begin = now();
+    let mut slots = Slots::new(1, PATIENCE);
+    let greeted = slots.take((), begin).unwrap();
+    slots.waits(greeted, Wait::Write, begin);
+    slots.goes_on(greeted, Wait::Write, begin);
+    slots.waits(greeted, Wait::Read, begin);
+    let has_no_input = |(): &()| false;
+    assert!(slots.cut(begin + PATIENCE.first, has_no_input).is_some());
+
+    // Bytes that were read without waiting.
+    let handshakes = Arc::new(handshakes(1, echo(), really(), PATIENCE));
+    let (local, remote) = memory::pair();
+    let slot = handshakes
+        .take_slot(0, (Arc::new(local), PeerAddress::Memory))
+        .unwrap();
+    remote.write(b"x").unwrap();
+    assert_eq!(slot.newcomer.stream().try_read(&mut [0]).unwrap(), 1);
+    waits(&slot, Wait::Read, begin);
+    for (time, state) in [
+        (PATIENCE.first, HandshakeState::UnderWay),
+        (PATIENCE.silent, HandshakeState::Cut),
+    ] {
+        handshakes.cut_slowest(&mut handshakes.lock(), begin + time);
+        assert_eq!(state_of(&slot), state);
+    }
+}
+
+#[test]
+fn no_handshake_is_cut_while_a_slot_is_free() {
+    let begin = now();
+    let mut slots = Slots::new(2, NONE);
+    let slot = slots.take((), begin).unwrap();
+    slots.waits(slot, Wait::Read, begin);
+    assert!(slots.cut(begin + LONG, |()| false).is_none());
+    slots.take((), begin).unwrap();
+    assert!(slots.cut(begin + LONG, |()| false).is_some());
 }

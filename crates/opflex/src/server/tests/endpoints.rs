@@ -464,3 +464,53 @@ fn the_identifiers_of_an_object_are_limited() {
     declare(&mut world, pe, &[object], 60);
     assert_eq!(world.server.endpoints().idents(&uri("/ep/1/")).len(), 16);
 }
+
+#[test]
+fn the_last_four_connections_of_an_element_that_declared_an_endpoint_keep_it() {
+    let mut world = world(OnLeave::Remove);
+    let all: Vec<_> = (0..5).map(|_| world.element("pe1")).collect();
+    for connection in &all {
+        declare(&mut world, *connection, &[ep("/ep/1/", 1)], 60);
+    }
+    for connection in &all[2..] {
+        world.leave(*connection);
+    }
+    assert_eq!(known(&world), ["/ep/1/"], "the second one keeps it");
+    world.leave(all[1]);
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn an_endpoint_of_another_element_gets_no_other_parent() {
+    let mut world = keep();
+    let (pe, other) = (world.element("pe1"), world.element("pe2"));
+    declare(&mut world, pe, &[ep("/ep/1/a/", 1)], 60);
+    let mut above = ep("/ep/1/", 2);
+    above.children = vec![uri("/ep/1/a/")];
+    declare(&mut world, other, &[above], 60);
+    let below = world.server.endpoints().get(&uri("/ep/1/a/")).unwrap();
+    assert_eq!(below.parent_uri(), None);
+    let above = world.server.endpoints().get(&uri("/ep/1/")).unwrap();
+    assert_eq!(above.children().count(), 0);
+}
+
+fn limited(endpoint_bytes: usize) -> World {
+    World::new(ServerSettings {
+        limits: ServerLimits {
+            endpoint_bytes,
+            ..ServerLimits::default()
+        },
+        ..ServerSettings::default()
+    })
+}
+
+#[test]
+fn an_endpoint_that_moves_needs_room_at_its_new_element() {
+    let mut world = limited(200_000);
+    let long = |text: &str| object("ep", text, "x".repeat(60_000));
+    let (pe, other) = (world.element("pe1"), world.element("pe2"));
+    declare(&mut world, pe, &[long("/ep/1/")], 60);
+    declare(&mut world, other, &[long("/ep/2/")], 60);
+    let moved = json!([{"endpoint": [long("/ep/1/")], "prr": 60}]);
+    assert_eq!(code(&world.ask(other, "endpoint_declare", moved)), "ERROR");
+}

@@ -144,3 +144,15 @@ fn items_of_a_connection_that_has_just_ended_are_those_of_the_application() {
     assert_eq!(net.send_item(&sender, &receiver, long(UNIT)), Delivery::Overflows);
     assert_eq!(net.flow.ended_in_lines(), 0);
 }
+
+#[test]
+fn a_connection_that_ends_while_its_answers_wait_pauses_no_successor() {
+    let mut net = Net::new(1 << 40);
+    let asker = net.again(7);
+    net.send(&asker, &asker, 2);
+    assert!(net.waits(&asker), "it has not read its answers");
+    net.flow.remove(asker.id);
+    let again = net.again(7);
+    assert!(!net.waits(&again));
+    assert_eq!((net.flow.ended_in_lines(), net.flow.fault()), (0, None));
+}
