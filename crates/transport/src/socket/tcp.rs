@@ -145,7 +145,7 @@ pub(super) fn addresses(
 fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let (pipe, _watch) = cancel.pipe()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    bound_buffers(&socket)?;
+    bound_buffers(&socket, UNSENT_OF_DIALLED)?;
     // Non-blocking, so that the wait ends at the limit or when it is cancelled.
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::from(address)) {
@@ -240,16 +240,19 @@ const RECEIVE_BUFFER: usize = 256 * 1024;
 /// default it takes up to 4 MiB if segments are long, such as the 64 KiB of loopback. A thousand receivers
 /// that are slower than their senders then reach the same limit of all sockets, segments are dropped, and
 /// all connections wait for retransmissions. Bytes that the system has not taken are in the queue, where
-/// they count against the budget and a policy may drop them. And a write that waits goes on only after a third
-/// of them has left, which may take longer than the write timeout if the peer reads little for a while.
+/// they count against the budget and a policy may drop them.
 const UNSENT: u32 = 256 * 1024;
+
+/// The same for a connection that this process has dialled. It has few of them, and with a quarter of this a
+/// client that a server pauses for long was at times cut by its system on a busy machine.
+const UNSENT_OF_DIALLED: u32 = 1024 * 1024;
 
 /// Bounds what the system keeps for a connection, also because a frame is as old when it arrives as the bytes
 /// before it. A socket is bounded before it is connected or listens, and accepted sockets inherit the bounds.
 /// A system that allows less uses its maximum.
-fn bound_buffers(socket: &Socket) -> io::Result<()> {
+fn bound_buffers(socket: &Socket, unsent: u32) -> io::Result<()> {
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
-    socket.set_tcp_notsent_lowat(UNSENT)
+    socket.set_tcp_notsent_lowat(unsent)
 }
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
@@ -262,7 +265,7 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     };
     // A restarted server can bind while connections of the former one are in TIME_WAIT.
     socket.set_reuse_address(true)?;
-    bound_buffers(&socket)?;
+    bound_buffers(&socket, UNSENT)?;
     if address.is_ipv6() {
         socket.set_only_v6(!both_versions)?;
     }
@@ -282,8 +285,8 @@ mod tests {
         let limit = Duration::from_secs(20);
         let dialled = connect_one(address, limit, &Cancel::new()).unwrap();
         let (accepted, _) = listeners[0].accept().unwrap();
-        for end in [&dialled, &accepted] {
-            assert_eq!(end.tcp_notsent_lowat().unwrap(), UNSENT);
+        for (end, unsent) in [(&dialled, UNSENT_OF_DIALLED), (&accepted, UNSENT)] {
+            assert_eq!(end.tcp_notsent_lowat().unwrap(), unsent);
             // The system counts its own overhead as well, and may allow less.
             let size = end.recv_buffer_size().unwrap();
             assert!((1..=2 * RECEIVE_BUFFER).contains(&size), "{size}");
