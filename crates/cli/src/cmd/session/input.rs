@@ -266,10 +266,18 @@ impl Input {
 /// sessions. Returns the line with the answer.
 fn counted(client: &Client, id: Id, question: &Question, sessions: u64, limit: Duration) -> Value {
     let asked = receipt::receivers(client.handle().request(question.frame(), limit));
-    let receivers = asked.map_err(Error::from).and_then(|receivers| {
+    let lost = || {
+        let why = "the session ended before the server answered; the frame may be lost";
+        Error::new("disconnected", why)
+    };
+    // The frame was sent, so it is not the frame for which there is no session.
+    let failed = |why| match why {
+        RequestError::NotConnected => lost(),
+        why => why.into(),
+    };
+    let receivers = asked.map_err(failed).and_then(|receivers| {
         if client.handle().counters().sessions != sessions {
-            let why = "the session ended before the server answered; the frame may be lost";
-            return Err(Error::new("disconnected", why));
+            return Err(lost());
         }
         let why = "this server does not report how many sessions receive a frame; it has taken the frame";
         receivers.ok_or_else(|| Error::new("no_receipts", why))
