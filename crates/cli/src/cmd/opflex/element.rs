@@ -425,7 +425,7 @@ impl SentArgs {
     }
 }
 
-/// What an element sends, as the files were when they were read last.
+/// The endpoints and reports of an element, from its files as they were last read.
 #[derive(Debug, Default)]
 struct Sent {
     declared: HashSet<Uri>,
