@@ -113,9 +113,8 @@ impl JoinArgs {
         let Some(path) = &self.join_user_file else {
             return Ok(None);
         };
-        let text = input::text(path, input::LONGEST)?;
-        let line = text.lines().next().unwrap_or_default();
-        match line.split_once(':') {
+        let line = input::first_line(path)?;
+        match str::from_utf8(&line).ok().and_then(|line| line.split_once(':')) {
             Some((name, password)) if !name.is_empty() => Ok(Some(User {
                 name: name.to_owned(),
                 password: password.to_owned(),

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use ssntp::payload::yaml;
 use ssntp_transport::threads;
 
 use crate::failure::Failure;
@@ -24,6 +25,16 @@ pub fn file(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
 pub fn text(path: &Path, most: u64) -> Result<String, Failure> {
     let text = String::from_utf8(file(path, most)?).map_err(|_| Failure::at(path, "it is not UTF-8"))?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+}
+
+/// The first line of a file, without its end and a byte order mark, which editors add: a password or a
+/// passphrase, in any encoding.
+pub fn first_line(path: &Path) -> Result<Vec<u8>, Failure> {
+    let text = file(path, LONGEST)?;
+    let line = yaml::without_mark(&text)
+        .split(|byte| matches!(byte, b'\r' | b'\n'))
+        .next();
+    Ok(line.unwrap_or_default().to_vec())
 }
 
 /// The content of a file that a user names on the command line; `-` is the standard input.
@@ -72,6 +83,10 @@ mod tests {
         for (written, read) in [("\u{feff}secret\n", "secret\n"), ("secret", "secret"), ("", "")] {
             std::fs::write(&path, written).unwrap();
             assert_eq!(text(&path, 100).unwrap(), read);
+            for end in ["", "\n", "\r\n", "\r", "\nmore\n"] {
+                std::fs::write(&path, format!("{}{end}", written.trim_end())).unwrap();
+                assert_eq!(first_line(&path).unwrap(), read.trim_end().as_bytes(), "{end:?}");
+            }
         }
         std::fs::write(&path, b"\xff").unwrap();
         assert!(text(&path, 100).is_err());

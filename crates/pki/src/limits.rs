@@ -34,7 +34,8 @@ impl TrustedIssuer {
         })
     }
 
-    fn is(&self, shown: &X509Certificate<'_>) -> bool {
+    /// True for each certificate of this authority.
+    pub(crate) fn is(&self, shown: &X509Certificate<'_>) -> bool {
         self.subject == shown.subject().as_raw() && self.key == shown.public_key().raw
     }
 }

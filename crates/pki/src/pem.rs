@@ -67,7 +67,14 @@ pub(crate) fn sections(pem: &[u8]) -> Result<Vec<Section>, Fault> {
     match open {
         Some(section) => Err(section.not_ended()),
         None if found.is_empty() => Err(Fault::NotPem),
-        None => Ok(found),
+        // Text of 16 bits a character, which some shells append to a file of 8 bits.
+        None => match text.split('\n').position(|line| line.contains('\0')) {
+            Some(at) => Err(Fault::BadPem(format!(
+                "line {}: a NUL byte; save it as UTF-8",
+                at + 1
+            ))),
+            None => Ok(found),
+        },
     }
 }
 
@@ -240,6 +247,13 @@ mod tests {
                 "{damaged}: {fault}"
             );
         }
+        let wide: Vec<u8> = second.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let appended = [format!("{list}\n").as_bytes(), &wide].concat();
+        let fault = sections(&appended).map(|_| ()).unwrap_err();
+        assert!(
+            matches!(&fault, Fault::BadPem(why) if why.contains("line 4")),
+            "{fault}"
+        );
         let old_label = second.replace("CERTIFICATE", "X509 CERTIFICATE");
         assert_eq!(contents(&old_label), Ok(vec![b"two".to_vec()]));
         assert_eq!(contents("a text"), Err(Fault::NotPem));

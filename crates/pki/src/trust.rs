@@ -349,10 +349,13 @@ impl Trust {
         }
     }
 
-    /// The shown certificates without those that are trusted themselves, which no list revokes.
+    /// The shown certificates without those of trusted authorities, which no list revokes.
     fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
-        let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
-        shown.iter().filter(|der| !trusted(der)).collect()
+        let is_trusted = |der: &CertificateDer<'_>| {
+            let shown = der::certificate(der);
+            shown.is_ok_and(|shown| self.0.issuers.iter().any(|trusted| trusted.is(&shown)))
+        };
+        shown.iter().filter(|der| !is_trusted(der)).collect()
     }
 
     fn check_server(

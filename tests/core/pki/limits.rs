@@ -2,9 +2,10 @@
 
 use rcgen::ExtendedKeyUsagePurpose as Usage;
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CustomExtension, DistinguishedName,
+    DnType, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
 };
+use ssntp::pki::RevocationLists;
 
 use super::*;
 
@@ -113,6 +114,38 @@ fn an_authority_is_the_same_one_with_a_renewed_certificate() {
     // The same key under another name is another authority.
     let chain = [leaf, renewed("other", 2090)];
     assert_eq!(trust.verify(&chain).map(drop), Err(Fault::PathTooLong));
+}
+
+#[test]
+fn no_list_revokes_a_trusted_authority_also_if_a_peer_shows_a_renewed_certificate_of_it() {
+    let root = issuing("root", None, None, Vec::new());
+    let between = issuing("between", Some(&root), None, Vec::new());
+    let mut params = named("between", Vec::new());
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.serial_number = Some(vec![7].into());
+    let renewed = params.signed_by(between.issuer.key(), &root.issuer).unwrap();
+    let revoked = RevokedCertParams {
+        serial_number: vec![7].into(),
+        revocation_time: rcgen::date_time_ymd(2020, 1, 1),
+        reason_code: None,
+        invalidity_date: None,
+    };
+    let list = CertificateRevocationListParams {
+        this_update: rcgen::date_time_ymd(2020, 1, 1),
+        next_update: rcgen::date_time_ymd(2100, 1, 1),
+        crl_number: vec![1].into(),
+        issuing_distribution_point: None,
+        revoked_certs: vec![revoked],
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = list.signed_by(&root.issuer).unwrap();
+    let lists = RevocationLists::from_der(&[list.der().clone()]).unwrap();
+    let chain = [issued(&between, &[1], None).0, renewed.der().clone()];
+    let of_root = trust(&root).with_revocation_lists(&lists).unwrap();
+    assert!(matches!(of_root.verify(&chain), Err(Fault::Revoked { .. })));
+    let of_both = Trust::from_der(&[root.der, between.der]).unwrap();
+    let of_both = of_both.with_revocation_lists(&lists).unwrap();
+    assert_eq!(of_both.verify(&chain).map(drop), Ok(()));
 }
 
 #[test]

@@ -31,8 +31,16 @@ impl Format {
             Self::Json => serde_json::from_slice(ssntp_yaml::without_mark(text))
                 .map_err(|error| FileError::Json(error.to_string())),
             // The size has no limit, because the file is the user's own.
-            Self::Yaml => ssntp_yaml::decode_within(text, usize::MAX)
-                .map_err(|error| FileError::Yaml(error.to_string())),
+            Self::Yaml => ssntp_yaml::Node::parse(text, 1, usize::MAX)
+                .map_err(|error| error.to_string())
+                // A file that a full disk has emptied would delete all objects; `[]` has none on purpose.
+                .and_then(|file| {
+                    if file.is_empty() {
+                        return Err("line 1: it is empty".to_owned());
+                    }
+                    file.decode(None).map_err(|error| error.to_string())
+                })
+                .map_err(FileError::Yaml),
         }
     }
 }
@@ -120,6 +128,10 @@ mod tests {
             ("{}", Format::Json),
             ("- subject: a\n  uri: {}\n", Format::Yaml),
             ("a: &x 1\nb: *x\n", Format::Yaml),
+            ("", Format::Json),
+            ("", Format::Yaml),
+            ("\u{feff}# all objects were here\n---\n", Format::Yaml),
+            ("~\n", Format::Yaml),
         ] {
             let error = ManagedObject::read_all(text.as_bytes(), format)
                 .unwrap_err()

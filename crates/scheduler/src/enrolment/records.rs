@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use ssntp::pki::{Enrolled, JoinRefusal, StoredToken};
+use ssntp::pki::{Enrolled, JoinRefusal, Serial, StoredToken};
 use ssntp::server::Redeem;
 use uuid::Uuid;
 
@@ -23,6 +23,16 @@ pub(super) struct Records {
 }
 
 impl Records {
+    /// Reads the JSON of a value. A revoked number that nobody could compare would admit its holder.
+    pub(super) fn read(json: &[u8]) -> Result<Self, String> {
+        let records: Self = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        let serials = records.certificates.iter().map(|one| &one.serial);
+        for serial in serials.chain(records.revoked.keys()) {
+            serial.parse::<Serial>().map_err(|e| e.to_string())?;
+        }
+        Ok(records)
+    }
+
     pub(super) fn tokens(&self) -> impl Iterator<Item = &StoredToken> {
         self.tokens.values()
     }

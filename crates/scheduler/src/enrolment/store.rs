@@ -95,7 +95,7 @@ impl Enrolments {
             Ok(found) if found.len() > MAX_FILE as u64 => {
                 return Err(unfit(format!("it has more than {MAX_FILE} bytes")));
             }
-            Ok(_) => serde_json::from_slice(&fs::read(&path)?).map_err(|e| unfit(e.to_string()))?,
+            Ok(_) => Records::read(&fs::read(&path)?).map_err(unfit)?,
         };
         Ok(Self(Arc::new(RecordStore {
             place: Place::File(path),
@@ -179,7 +179,7 @@ impl RecordStore {
             return;
         }
         drop(kept);
-        match document.map(|document| serde_json::from_slice(&document.text)) {
+        match document.map(|document| Records::read(&document.text)) {
             None => self.set(Records::default(), None, true),
             Some(Ok(records)) => self.set(records, revision, true),
             Some(Err(e)) => log::error!(

@@ -101,13 +101,21 @@ fn read(path: &Path) -> io::Result<HashMap<Uuid, Uuid>> {
         Err(e) => return Err(e),
     };
     let mut owners = HashMap::new();
-    for line in String::from_utf8_lossy(&text).lines() {
-        let mut words = line.split(' ').map(Uuid::try_parse);
-        // A line that is torn or was damaged by hand is ignored.
-        match (words.next(), words.next()) {
-            (Some(Ok(instance)), Some(Ok(node))) => drop(owners.insert(instance, node)),
-            (Some(Ok(instance)), None) => drop(owners.remove(&instance)),
-            _ => {}
+    let text = String::from_utf8_lossy(&text);
+    let lines = text.trim_start_matches('\u{feff}').split_inclusive('\n');
+    for (at, line) in lines.enumerate() {
+        let is_torn = !line.ends_with('\n');
+        let words: Result<Vec<_>, _> = line.split_ascii_whitespace().map(Uuid::try_parse).collect();
+        match words.as_deref() {
+            Ok([instance, node]) => drop(owners.insert(*instance, *node)),
+            Ok([]) => {}
+            // The last line after a crash; its instance may be all that is left of it.
+            _ if is_torn => {}
+            Ok([instance]) => drop(owners.remove(instance)),
+            _ => {
+                let why = format!("{}: line {}: expected INSTANCE NODE", path.display(), at + 1);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
         }
     }
     Ok(owners)
@@ -216,5 +224,30 @@ mod tests {
         write!(torn, "{} 0000", uuid(9)).unwrap();
         let (_, owners) = Ledger::open(&path).unwrap();
         assert_eq!(owners, HashMap::from([(uuid(1), uuid(7)), (uuid(2), uuid(8))]));
+    }
+
+    #[test]
+    fn a_line_that_is_not_understood_is_refused_unless_a_crash_has_torn_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let [one, two] = [1, 2].map(Uuid::from_u128);
+        for (text, expected) in [
+            (format!("\u{feff}{one} {two}\r\n\r\n{two} {one}"), Some(2)),
+            (format!("{one} {two}\n{one}"), Some(1)),
+            (format!("{one} {two}\n\0\0\0"), Some(1)),
+            (String::new(), Some(0)),
+            (format!("{one} {two}\n{two} 0000\n{two} {one}\n"), None),
+            (format!("{one} {two} {two}\n"), None),
+            (format!("x\n{one} {two}\n"), None),
+        ] {
+            fs::write(&path, &text).unwrap();
+            let read = read(&path);
+            assert_eq!(
+                read.as_ref().ok().map(HashMap::len),
+                expected,
+                "{text:?}: {read:?}"
+            );
+        }
+        assert!(read(&path).unwrap_err().to_string().contains("line 1"));
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Sign {
     /// Lifetime in days; it ends with the authority's own at the latest
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
-    /// Replace a certificate that is bound to another UUID
+    /// Replace a certificate that is bound to another UUID, or an issuer
     #[arg(long)]
     force: bool,
     /// The file with the request (PEM)
@@ -84,6 +84,9 @@ pub(super) fn sign(args: Sign, json: bool) -> Result<(), Failure> {
         let why =
             format!("the certificate is bound to {uuid}: --uuid {uuid} keeps it, and --force replaces it");
         return Err(Failure::at(&path, why));
+    }
+    if before.as_ref().is_some_and(|before| before.is_authority) && !args.force {
+        return Err(Failure::at(&path, "it is an issuer, which --force replaces"));
     }
     let signed = authority.sign(&request, &args.file, &path)?;
     print_issued(&path, before.as_ref(), &signed, json)

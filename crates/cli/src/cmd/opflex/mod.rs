@@ -91,11 +91,7 @@ impl Args {
 
 /// Reads a file as JSON or, if its name says so, YAML. `-` is the standard input. An error names the file.
 fn load<T, E: Display>(path: &Path, read: impl FnOnce(&[u8], Format) -> Result<T, E>) -> Result<T, Failure> {
-    let text = if path.as_os_str() == "-" {
-        input::named(path)?
-    } else {
-        std::fs::read(path).map_err(|e| Failure::at(path, e))?
-    };
+    let text = input::named(path)?;
     read(&text, Format::of_name(&path.to_string_lossy())).map_err(|e| Failure::at(path, e))
 }
 

@@ -9,15 +9,14 @@
 //!
 //! OpFlex knows no roles of SSNTP, so any certificate will do.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use ssntp::payload::yaml;
 use ssntp::pki::{Identity, ServerCheck, Trust};
 use ssntp_transport::tls::{Acceptor, Connector};
 
 use crate::credentials::{CrlArgs, FilesRead, Lifetime};
 use crate::failure::Failure;
+use crate::input;
 use crate::watched::Watched;
 
 /// TLS of a server.
@@ -119,14 +118,7 @@ impl KeyArgs {
     }
 
     fn identity(&self, cert: &Path) -> Result<Identity, Failure> {
-        let passphrase = self.tls_passphrase_file.as_ref().map(|path| {
-            let text = fs::read(path).map_err(|e| Failure::at(path, e))?;
-            // Editors end the line, and its end is not a part of the passphrase.
-            let line = yaml::without_mark(&text)
-                .split(|byte| matches!(byte, b'\r' | b'\n'))
-                .next();
-            Ok::<_, Failure>(line.unwrap_or_default().to_vec())
-        });
+        let passphrase = self.tls_passphrase_file.as_deref().map(input::first_line);
         let passphrase = passphrase.transpose()?;
         Ok(Identity::load_without_role(
             cert,

@@ -318,6 +318,11 @@ fn a_certificate_and_its_uuid_are_replaced_only_by_force() {
     succeed(at, &format!("{issue} --force"));
     let replaced = Identity::load(at.join("pki/node.pem")).unwrap();
     assert_ne!(replaced.info().uuid, Some(uuid));
+    succeed(at, "cert issuer --dir pki");
+    refused(
+        "cert sign --dir pki --role agent --name issuer node.csr",
+        "it is an issuer",
+    );
 }
 
 #[test]
