@@ -193,7 +193,12 @@ impl Join {
         );
         let (end, mut pause) = (deadline(self.limit), PAUSE / 32);
         let (chain, trust) = loop {
-            match self.attempt(&request, end.min(deadline(ATTEMPT))) {
+            let limit = left(end)?.min(ATTEMPT);
+            let addresses = self.target.addresses(limit, &Cancel::new());
+            match addresses
+                .map_err(Into::into)
+                .and_then(|all| self.attempt(all, &request))
+            {
                 Ok(joined) => break joined,
                 Err(failed) if !failed.may_retry() || after(now(), pause) >= end => return Err(failed),
                 // Nothing is ever received, so this is a pause.
@@ -228,11 +233,28 @@ impl Join {
         }
     }
 
+    /// Sends the request at one address after the other, with a time for each, until a server of the token's
+    /// authority has decided.
+    fn attempt(
+        &self,
+        addresses: Vec<(Target, Duration)>,
+        request: &Outgoing,
+    ) -> Result<(String, Trust), JoinError> {
+        let mut failed = None;
+        for (address, limit) in addresses {
+            match self.meet(&address, request, deadline(limit)) {
+                Ok(joined) => return Ok(joined),
+                // The servers behind a name have one store, so this one has decided.
+                Err(refused @ JoinError::Refused { .. }) if !refused.may_retry() => return Err(refused),
+                Err(later) => failed = failed.filter(JoinError::may_retry).or(Some(later)),
+            }
+        }
+        Err(failed.unwrap_or_else(|| JoinError::Lost(io::ErrorKind::NotFound.into())))
+    }
+
     /// Sends the request over one connection. Returns the certificate with its issuer's, and trust in the authority.
-    fn attempt(&self, request: &Outgoing, end: Instant) -> Result<(String, Trust), JoinError> {
-        let stream = self
-            .target
-            .connect(&TcpOptions::default(), left(end)?, &Cancel::new())?;
+    fn meet(&self, address: &Target, request: &Outgoing, end: Instant) -> Result<(String, Trust), JoinError> {
+        let stream = address.connect(&TcpOptions::default(), left(end)?, &Cancel::new())?;
         let name = self.target.server_name();
         // The certificates are checked below. TLS has checked that the server holds the key of the first one.
         let connector = ServerCheck::Nothing.connector(None)?.protocol(JOIN_PROTOCOL);
@@ -379,4 +401,48 @@ fn renew(
     let renewed = files.save(&chain, &key, trust, before.roles(), before.uuid())?;
     client.renew(&renewed, trust)?;
     Ok(renewed.info().not_after_text())
+}
+
+#[cfg(all(test, feature = "issue"))]
+mod tests {
+    use super::*;
+    use crate::Server;
+    use crate::testkit::{Testkit, Tokens};
+
+    #[test]
+    fn an_address_that_hangs_or_is_of_another_authority_passes_on_to_the_next() {
+        let (kit, other, tokens) = (
+            Testkit::new().unwrap(),
+            Testkit::new().unwrap(),
+            Tokens::default(),
+        );
+        let serve = |kit: &Testkit| {
+            let enrolment = kit.enrolment(&tokens).unwrap();
+            Server::start(kit.server_config().unwrap().enrol(enrolment), ()).unwrap()
+        };
+        let _servers = [serve(&kit), serve(&other)];
+        let directory = tempfile::tempdir().unwrap();
+        let token = kit.token(&tokens, Role::AGENT, 1).unwrap();
+        let join = Join::new(token, directory.path());
+        let key = node_key().unwrap();
+        let request = message(
+            &join
+                .token
+                .request(Role::AGENT, signing_request(&key, "the key").unwrap()),
+        );
+        // Nobody accepts there.
+        let nobody = MemoryListener::new();
+        let at = |listener: &MemoryListener, limit| (Target::from(listener), limit);
+        let (hangs, long) = (at(&nobody, Duration::from_millis(100)), Duration::from_secs(60));
+        let (wrong, good) = (at(other.network(), long), at(kit.network(), long));
+        let attempt = |addresses: &[&(Target, Duration)]| {
+            join.attempt(addresses.iter().map(|at| (*at).clone()).collect(), &request)
+        };
+        // If no address serves, the name is not given up for one of them.
+        assert!(attempt(&[&wrong, &hangs]).unwrap_err().may_retry());
+        assert!(attempt(&[&hangs, &wrong]).unwrap_err().may_retry());
+        let alone = attempt(&[&wrong]).unwrap_err();
+        assert!(matches!(alone, JoinError::Server(_)), "{alone}");
+        assert!(attempt(&[&hangs, &wrong, &good]).is_ok());
+    }
 }

@@ -277,6 +277,7 @@ macro_rules! http {
 }
 
 const ALIVE: &str = http!("200 OK", "27", r#"{"result":{"TTL":"5"}}     "#);
+const GRANTED: &str = http!("200 OK", "10", r#"{"ID":"7"}"#);
 const NO_MAJORITY: &str = http!("503 No", "43", r#"{"error":"etcdserver: no leader","code":14}"#);
 const FULL: &str = http!(
     "429 Full",
@@ -383,6 +384,26 @@ fn another_program_is_reported_as_such() {
         let odd = client(&format!("etcd://{at}")).ask(&Request::Read).unwrap_err();
         assert!(matches!(odd, EngineError::Answer(_)), "{answer}: {odd:?}");
         peer.join().unwrap();
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_another_program_passes_on_to_the_next() {
+    for answer in [
+        "SSH-2.0-OpenSSH_9\r\n",
+        http!("404 Not Found", "9", "Not Found"),
+        http!("200 OK", "6", "<html>"),
+        // JSON, but none of an etcd: the next request begins with the other endpoint.
+        http!("200 OK", "2", "{}"),
+    ] {
+        let answers: &'static [&'static str] = Box::leak(Box::new([answer]));
+        let (other, one) = peer(Box::leak(Box::new([answers])));
+        let (etcd, two) = peer(&[&[GRANTED]]);
+        let mut engine = client(&format!("etcd://{other},{etcd}"));
+        let grant = Request::Grant(Duration::from_secs(5));
+        let granted = engine.ask(&grant).or_else(|_| engine.ask(&grant));
+        assert_eq!(granted, Ok(Answer::Granted(Lease(7))), "{answer}");
+        assert_eq!((one.join().unwrap().len(), two.join().unwrap().len()), (1, 1));
     }
 }
 

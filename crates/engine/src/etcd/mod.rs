@@ -220,8 +220,6 @@ impl Etcd {
             code if is_without_name(code, why) => {
                 EngineError::Credentials(self.at_endpoint("it asks for a name and a password"))
             }
-            // An error without a code is neither from etcd nor from its gateway.
-            code if code < 0 => EngineError::Answer(said),
             _ => EngineError::Refused(said),
         }
     }
@@ -230,7 +228,7 @@ impl Etcd {
     fn post(&mut self, path: &str, body: &Value, deadline: Instant) -> Result<Answered, EngineError> {
         let body = body.to_string();
         let token = self.token.clone().filter(|token| !token.is_empty());
-        let mut failures = Vec::new();
+        let (mut failures, mut is_odd) = (Vec::new(), false);
         let count = self.config.endpoints.0.len();
         // The first endpoint stays fixed during the call, because an answer changes `self.at`.
         let first = self.at;
@@ -265,7 +263,9 @@ impl Etcd {
                     self.connection = Some(connection).filter(|_| reply.stays);
                     self.at = at;
                     match answer(&reply) {
-                        Err((code, why)) if is_away(code, reply.code) => {
+                        // Without a code it is neither from etcd nor from its gateway.
+                        Err((code, why)) if is_away(code, reply.code) || code < 0 => {
+                            is_odd |= !is_away(code, reply.code);
                             failures.push(format!("{address}: {why}"));
                         }
                         answer => return Ok(answer),
@@ -274,9 +274,6 @@ impl Etcd {
                 }
                 // The connection was closed while it was idle, so the same endpoint is tried again.
                 Err(e) if was_used && !ssntp_transport::is_timeout(&e) => continue,
-                Err(e) if e.kind() == BAD_ANSWER => {
-                    return Err(EngineError::Answer(format!("{address}: {e}")));
-                }
                 Err(e) if ssntp_transport::is_timeout(&e) => {
                     failures.push(format!("{address} does not answer"))
                 }
@@ -287,13 +284,21 @@ impl Etcd {
                         "{address} closes the connection without an answer, as one does that wants TLS"
                     ));
                 }
-                Err(e) => failures.push(format!("{address}: {e}")),
+                Err(e) => {
+                    is_odd |= e.kind() == BAD_ANSWER;
+                    failures.push(format!("{address}: {e}"));
+                }
             }
             tried += 1;
         }
         // The next call begins with another endpoint, which then has the longer share of the time.
         self.at = (first + 1) % count.max(1);
-        Err(EngineError::Away(failures.join("; ")))
+        let failures = failures.join("; ");
+        Err(if is_odd {
+            EngineError::Answer(failures)
+        } else {
+            EngineError::Away(failures)
+        })
     }
 
     fn key(&self, name: &str) -> String {
@@ -372,6 +377,18 @@ impl Etcd {
 
 impl Engine for Etcd {
     fn ask(&mut self, request: &Request) -> Result<Answer, EngineError> {
+        let answer = self.carry_out(request);
+        if matches!(answer, Err(EngineError::Answer(_))) {
+            // Another program answers there, so the next request begins with another endpoint.
+            self.connection = None;
+            self.at = (self.at + 1) % self.config.endpoints.0.len().max(1);
+        }
+        answer
+    }
+}
+
+impl Etcd {
+    fn carry_out(&mut self, request: &Request) -> Result<Answer, EngineError> {
         match request {
             Request::Grant(time) => {
                 let answer = self.call("/v3/lease/grant", &json!({ "TTL": time.as_secs().to_string() }))?;

@@ -9,6 +9,7 @@ use super::config::{ElementConfig, StartError};
 use super::connection::Shown;
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
+use crate::rpc::Random;
 use ssntp_transport::tls::Connector;
 use ssntp_transport::{
     Address, BufferPool, Cancel, Duplex, Halves, Target, TcpOptions, after, now, plain, threads,
@@ -56,7 +57,7 @@ impl Dialer {
         let cancel = Cancel::new();
         let (dialer, cancelled) = (self.clone(), cancel.clone());
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
-            let reached = dialer.attempt(&address, &cancelled);
+            let reached = dialer.attempt(id, &address, &cancelled);
             let with_decoder = |(halves, shown)| (halves, shown, Decoder::new(dialer.config.limits));
             done(reached.map(with_decoder).map_err(|e| e.to_string()));
         })?;
@@ -84,11 +85,20 @@ impl Dialer {
         name.unwrap_or_else(|| target.server_name())
     }
 
-    fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), Box<dyn Error>> {
+    fn attempt(
+        &self,
+        id: ConnectionId,
+        address: &str,
+        cancel: &Cancel,
+    ) -> Result<(Halves, Shown), Box<dyn Error>> {
         let target = self.target(address).ok_or("it is not HOST:PORT or unix:PATH")?;
         let mut result = Err("it has no address".into());
-        // A name with several addresses is tried address by address.
-        for (at, limit) in target.addresses(self.config.settings.dial_timeout, cancel)? {
+        // A name with several addresses is tried address by address. The server at one may accept connections and
+        // send no identity, so attempts begin with different ones.
+        let mut addresses = target.addresses(self.config.settings.dial_timeout, cancel)?;
+        let first = Random::new(id.0).bits().checked_rem(addresses.len() as u64);
+        addresses.rotate_left(first.and_then(|first| usize::try_from(first).ok()).unwrap_or(0));
+        for (at, limit) in addresses {
             let stream = at.connect(&TcpOptions::default(), limit, cancel);
             let met = stream.map_err(Into::into);
             result = met.and_then(|stream| self.meet(&target, stream, cancel));
