@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::{Value, json};
+
 use super::links::{PORT, TUNNEL};
 use super::made::Made;
 use super::tools::{self, elements};
 use ssntp_agent::network::TenantNet;
+use ssntp_cluster::summed::fnv1a;
 
 /// The mark of packets from ports. The tap of a machine keeps its user, who is not root, on the packets
 /// that leave by a tunnel; only a process with CAP_NET_ADMIN can set a mark by itself.
@@ -17,6 +20,8 @@ pub(super) struct Filter {
     pub(super) rules: usize,
     /// The number of elements in all sets except `drops`.
     pub(super) elements: usize,
+    /// Of all chains, rules and elements, but not of their order and counters.
+    pub(super) digest: u64,
     /// The number of packets that were dropped, by port.
     pub(super) drops: BTreeMap<String, u64>,
 }
@@ -27,12 +32,27 @@ impl Filter {
     pub(super) fn read() -> Result<Self, String> {
         let mut filter = Self::default();
         for family in ["bridge", "ip"] {
-            let listed: serde_json::Value = tools::json("nft", &["list", "table", family, "ssntp"])?;
+            let listed: Value = tools::json("nft", &["list", "table", family, "ssntp"])?;
             for object in listed["nftables"].as_array().into_iter().flatten() {
-                filter.rules += usize::from(object["rule"].is_object());
-                let elements = object["set"]["elem"].as_array().into_iter().flatten();
-                if object["set"]["name"] != "drops" {
-                    filter.elements += elements.count();
+                let (chain, rule, set) = (&object["chain"], &object["rule"], &object["set"]);
+                filter.rules += usize::from(rule.is_object());
+                let steps = rule["expr"].as_array().into_iter().flatten();
+                let steps: Vec<_> = steps.filter(|step| step.get("counter").is_none()).collect();
+                filter.note(&json!([family, rule["chain"], steps]));
+                filter.note(&json!([
+                    chain["name"],
+                    chain["hook"],
+                    chain["prio"],
+                    chain["policy"]
+                ]));
+                let elements = set["elem"].as_array().into_iter().flatten();
+                if set["name"] != "drops" {
+                    for element in elements {
+                        filter.elements += 1;
+                        // With a counter, the value is below `elem`.
+                        let value = element.get("elem").map_or(element, |element| &element["val"]);
+                        filter.note(&json!([set["name"], value]));
+                    }
                     continue;
                 }
                 filter.drops.extend(elements.filter_map(|element| {
@@ -42,6 +62,11 @@ impl Filter {
             }
         }
         Ok(filter)
+    }
+
+    /// Adds a part to the digest. A sum does not depend on the order, in which the kernel lists elements.
+    fn note(&mut self, part: &Value) {
+        self.digest = self.digest.wrapping_add(fnv1a(part.to_string().as_bytes()));
     }
 }
 

@@ -44,6 +44,7 @@ pub(crate) struct Link {
     pub(crate) ifname: String,
     /// The MAC address.
     pub(crate) address: String,
+    pub(crate) mtu: u32,
     pub(crate) operstate: String,
     pub(crate) flags: Vec<String>,
     /// The bridge of which the link is a port.

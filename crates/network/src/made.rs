@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::links::{Link, bridge_name, concentrator_name, port_name, tunnel_name};
 use ssntp_agent::network::{Interface, TenantNet, TenantPort};
+use ssntp_cluster::subnet::gateway;
 
 /// The subnets, ports and concentrators of the instances.
 #[derive(Debug, Default)]
@@ -17,6 +18,9 @@ pub(super) struct Made {
     pub(super) concentrators: BTreeMap<Uuid, LocalConcentrator>,
     /// The number of rules of the filter; 0 before the filter exists.
     pub(super) rules: usize,
+    /// The digest of the filter as the agent has made it; `None` if it has changed the filter since it has
+    /// read it last.
+    pub(super) digest: Option<u64>,
 }
 
 /// A concentrator on this node.
@@ -99,6 +103,20 @@ impl Port {
             End::Process(namespace) => Namespace::of(namespace.pid).as_ref() != Ok(namespace),
             End::Machine(_) => false,
         }
+    }
+
+    /// True if a process has its address, and the route to the gateway of its subnet.
+    fn is_configured(&self, net: &TenantNet) -> bool {
+        let End::Process(Namespace { pid, .. }) = &self.end else {
+            // It asks for its address itself.
+            return true;
+        };
+        let read = |file| fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
+        let ip = format!("{}\n", self.interface.ip);
+        let is_own = |entry: &str| entry.starts_with(&ip) && entry.contains("/32 host LOCAL");
+        let via = u32::from_ne_bytes(gateway(net.subnet).octets());
+        let route = format!("eth0\t00000000\t{via:08X}\t");
+        read("fib_trie").split("|-- ").any(is_own) && read("route").lines().any(|it| it.starts_with(&route))
     }
 
     /// The elements of this port in the filter's set: (port, MAC address, IP address) triples that may
@@ -201,15 +219,18 @@ impl Part<'_> {
         }
     }
 
-    /// True if the link can carry packets: it is up, and a port of the right bridge.
-    pub(super) fn is_sound(&self, link: &Link, underlay: &str) -> bool {
-        let is_on = |net: &TenantNet| link.master == bridge_name(net.key);
+    /// True if the link can carry packets: it is up, and a port of the right bridge, and its process can use it.
+    pub(super) fn is_sound(&self, link: &Link, underlay: &str, mtu: u32) -> bool {
+        let is_on = |net: &TenantNet| link.master == bridge_name(net.key) && link.mtu == mtu;
         link.is_up()
             && match self {
-                Part::Bridge => true,
+                Part::Bridge => link.mtu == mtu,
                 Part::Concentrator => link.master == underlay,
                 Part::Tunnel(net) => is_on(net),
-                Part::Port(net, _) => is_on(net) && link.linkinfo["info_slave_data"]["isolated"] == true,
+                Part::Port(net, port) => {
+                    let is_isolated = link.linkinfo["info_slave_data"]["isolated"] == true;
+                    is_on(net) && is_isolated && port.is_configured(net)
+                }
             }
     }
 }

@@ -141,6 +141,7 @@ impl Networks {
     pub(crate) fn attach(&self, instance: Uuid, to: &TenantPort, end: End) -> Result<(), String> {
         self.check_underlay()?;
         let mut made = locked(&self.made);
+        made.digest = None;
         let port = Port {
             interface: to.interface.clone(),
             end: end.clone(),
@@ -245,6 +246,7 @@ impl Networks {
             if is_last {
                 doomed.extend([tunnel_name(net.key), bridge_name(net.key)]);
             }
+            made.digest = None;
             let commands = elements("delete", instance, &port, is_last.then_some(&net));
             if let Err(why) = tools::nft(&commands) {
                 warn!("instance {instance}: its port cannot be removed from the filter: {why}");
@@ -269,8 +271,7 @@ impl Networks {
             }
         }
         // The filter is replaced even if it exists, because another version may have made it.
-        tools::nft(&self.table(&made))?;
-        made.rules = Filter::read()?.rules;
+        self.make_filter(&mut made)?;
         // A former agent may have had another port.
         let _ = tools::ip(&format!("link del {HOLDER}\n"));
         if let Err(why) = self.hold_port() {
@@ -363,12 +364,17 @@ impl Networks {
     fn keep_filter(&self, made: &mut Made) -> Result<BTreeMap<String, u64>, String> {
         let elements = made.elements().count() + made.machines().count() + made.nets.len();
         match Filter::read() {
-            Ok(filter) if (filter.rules, filter.elements) == (made.rules, elements) => Ok(filter.drops),
+            Ok(filter)
+                if (filter.rules, filter.elements) == (made.rules, elements)
+                    && made.digest.is_none_or(|digest| digest == filter.digest) =>
+            {
+                made.digest = Some(filter.digest);
+                Ok(filter.drops)
+            }
             read => {
                 let why = read.err().unwrap_or_else(|| "they were changed".into());
                 warn!("tenants' networks: the filters are made again: {why}");
-                tools::nft(&self.table(made))?;
-                made.rules = Filter::read()?.rules;
+                self.make_filter(made)?;
                 Ok(BTreeMap::new())
             }
         }
@@ -384,22 +390,23 @@ impl Networks {
         for link in links {
             match parts.get(&link.ifname) {
                 Some(Part::Tunnel(net)) if !self.leads_to(net, link) => wrong.push(link.ifname.clone()),
-                Some(part) if part.is_sound(link, &self.underlay.device) => drop(parts.remove(&link.ifname)),
+                Some(part) if part.is_sound(link, &self.underlay.device, self.config.tunnels.mtu.into()) => {
+                    parts.remove(&link.ifname);
+                }
                 Some(_) => drop(there.insert(&link.ifname)),
                 None => wrong.push(link.ifname.clone()),
             }
         }
         delete(&wrong);
-        let (mut batch, mut new) = (String::new(), Vec::new());
+        let (mut batch, mut broken_ports) = (String::new(), Vec::new());
         // Bridges come first in the order of names.
         for (name, part) in &parts {
             let is_there = there.contains(name);
             if is_there || part.can_be_made() {
                 self.write(&mut batch, name, part, is_there);
             }
-            match part {
-                Part::Port(net, port) if !is_there => new.push((*port, *net)),
-                _ => {}
+            if let Part::Port(net, port) = part {
+                broken_ports.push((*port, *net));
             }
         }
         let broken: BTreeSet<_> = parts.into_keys().collect();
@@ -409,7 +416,7 @@ impl Networks {
         }
         // An error for one link, as that of a process that ends just now, does not affect the others.
         let batched = tools::anyway("ip", &batch);
-        let configured = new.into_iter().map(|(port, net)| configure(port, net));
+        let configured = broken_ports.into_iter().map(|(port, net)| configure(port, net));
         for why in iter::once(batched).chain(configured).filter_map(Result::err) {
             warn!("tenants' networks: {why}");
         }
@@ -420,6 +427,14 @@ impl Networks {
     fn leads_to(&self, net: &TenantNet, link: &Link) -> bool {
         link.is_tunnel(net.key, self.underlay.ip, self.config.tunnels.port)
             && link.linkinfo["info_data"]["remote"] == net.concentrator.to_string()
+    }
+
+    /// Replaces the filter.
+    fn make_filter(&self, made: &mut Made) -> Result<(), String> {
+        tools::nft(&self.table(made))?;
+        let filter = Filter::read()?;
+        (made.rules, made.digest) = (filter.rules, Some(filter.digest));
+        Ok(())
     }
 
     fn table(&self, made: &Made) -> String {
@@ -465,7 +480,11 @@ impl Networks {
         if let Part::Port(..) = part {
             let _ = writeln!(batch, "link set {name} type bridge_slave isolated on");
         }
-        let _ = writeln!(batch, "link set {name} up");
+        let mtu = match part {
+            Part::Concentrator => String::new(),
+            _ => format!("mtu {mtu}"),
+        };
+        let _ = writeln!(batch, "link set {name} {mtu} up");
     }
 }
 

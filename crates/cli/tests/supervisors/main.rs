@@ -706,11 +706,11 @@ fn a_control_group_limits_memory_and_cpus_and_reports_an_out_of_memory_kill() {
 
 /// The shell or the service that starts an agent may hold a lock file, and ignore signals.
 #[test]
-fn a_program_inherits_neither_descriptors_nor_ignored_signals() {
+fn a_program_inherits_neither_descriptors_nor_ignored_signals_nor_a_mask_of_modes() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let (lock, program) = (stage.path("lock"), stage.path("supervisor"));
     let text = format!(
-        "#!/bin/sh\ntrap '' HUP USR1\nexec 7>{}\nexec {} \"$@\"\n",
+        "#!/bin/sh\ntrap '' HUP USR1\numask 077\nexec 7>{}\nexec {} \"$@\"\n",
         lock.display(),
         env!("CARGO_BIN_EXE_ssntp")
     );
@@ -720,9 +720,9 @@ fn a_program_inherits_neither_descriptors_nor_ignored_signals() {
     assert!(shell.status().unwrap().success());
     stage.driver = driver(Confinement::ResourceLimits).supervisor(&program);
     let running = stage.launch(
-        "ls /proc/$$/fd; for it in HUP USR1; do sh -c \"kill -$it \\$\\$; echo $it is ignored\"; done; echo up; sleep 1000",
+        "ls /proc/$$/fd; for it in HUP USR1; do sh -c \"kill -$it \\$\\$; echo $it is ignored\"; done; umask; echo up; sleep 1000",
     );
-    stage.await_output("0\n1\n2\nup\n");
+    stage.await_output("0\n1\n2\n0022\nup\n");
     let of_supervisor = fs::read_dir(format!("/proc/{}/fd", running.handle.pid)).unwrap();
     let mut held = of_supervisor.map(|fd| fs::read_link(fd.unwrap().path()).unwrap());
     assert!(!held.any(|file| file == lock), "the lock outlives the agent");

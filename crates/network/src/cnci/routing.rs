@@ -197,7 +197,10 @@ impl Routing {
                     let _ = writeln!(batch, "addr del {local}/{prefixlen} dev {name}");
                 }
             }
-            let _ = write!(batch, "addr replace {own} dev {name}\nlink set {name} up\n");
+            let _ = write!(
+                batch,
+                "addr replace {own} dev {name}\nlink set {name} mtu {mtu} up\n"
+            );
         }
         let is_wanted = |route: &Route| peers.iter().any(|mesh| mesh.has(route));
         let routes = peer_routes();

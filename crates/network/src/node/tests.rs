@@ -171,7 +171,15 @@ fn links_that_break_while_the_agent_runs_are_made_again() {
         assert_eq!(up(&networks), [(1, true), (2, true)]);
         let bridge = |words: &str| tools::ip(&format!("{words}\n")).unwrap();
         let own = name(2);
-        let breaks: [&dyn Fn(); 9] = [
+        let namespace = processes[1].namespace().open().unwrap();
+        let within = |words: &str| tools::ip_within(&namespace, &format!("{words}\n")).unwrap();
+        let breaks: [&dyn Fn(); 15] = [
+            &|| within("addr del 172.16.0.5/32 dev eth0"),
+            &|| within("route del default"),
+            &|| within("link set eth0 down"),
+            &|| bridge("link set ssx2 mtu 1000"),
+            &|| bridge("link set ssb2 mtu 1000"),
+            &|| bridge(&format!("link set {own} mtu 1000")),
             &|| bridge("link del ssx2"),
             &|| bridge("link del ssb2"),
             &|| bridge("link set ssx2 down"),
@@ -191,6 +199,25 @@ fn links_that_break_while_the_agent_runs_are_made_again() {
             assert_eq!(up(&networks), [(1, true), (2, false)], "{number}");
             assert_eq!(up(&networks), [(1, true), (2, true)], "{number}");
             assert!(is_whole() && processes[1].is_connected(), "{number}");
+        }
+        let element = format!("\"{own}\" . 02:00:ac:10:00:05 . 172.16.0.5");
+        let other = format!("\"{own}\" . 02:00:ac:10:00:05 . 172.16.0.9");
+        let foreign = [
+            // As many rules and elements as before.
+            "flush chain bridge ssntp refused\nadd rule bridge ssntp refused accept\n\
+             add rule bridge ssntp refused counter accept"
+                .to_owned(),
+            format!(
+                "delete element bridge ssntp own {{ {element} }}\nadd element bridge ssntp own {{ {other} }}"
+            ),
+            "add chain bridge ssntp from_instances { policy drop; }".to_owned(),
+        ];
+        let digest = locked(&networks.made).digest;
+        for words in foreign {
+            tools::nft(&words).unwrap();
+            assert_ne!(Some(Filter::read().unwrap().digest), digest, "{words}");
+            assert_eq!(up(&networks).len(), 2);
+            assert_eq!(Some(Filter::read().unwrap().digest), digest, "{words}");
         }
         for words in [
             "flush ruleset",

@@ -16,6 +16,36 @@ const FOLDER: &str = "ssntp";
 /// The period to which a limit of CPU time applies, in microseconds.
 const PERIOD_USEC: u64 = 100_000;
 
+/// The files of limits, of both versions.
+const LIMITS: [&str; 9] = [
+    "memory.max",
+    "memory.swap.max",
+    "cpu.max",
+    "pids.max",
+    "memory.limit_in_bytes",
+    "memory.memsw.limit_in_bytes",
+    "memory.swappiness",
+    "cpu.cfs_period_us",
+    "cpu.cfs_quota_us",
+];
+
+/// The limits of an instance, by file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LimitFiles(Vec<(PathBuf, String)>);
+
+impl LimitFiles {
+    /// Sets the limits again that somebody has changed. Returns a text about each.
+    pub(super) fn mend(&self) -> Vec<String> {
+        let mend = |(file, limit): &(PathBuf, String)| {
+            let there = fs::read_to_string(file).ok().filter(|there| there != limit)?;
+            let set = fs::write(file, limit);
+            let set = set.map_or_else(|e| e.to_string(), |()| "set again".to_owned());
+            Some(format!("{}: {}: {set}", file.display(), there.trim()))
+        };
+        self.0.iter().filter_map(mend).collect()
+    }
+}
+
 /// The hierarchies in which groups can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cgroups {
@@ -119,6 +149,15 @@ impl Cgroups {
             }
         }
         Ok(())
+    }
+
+    /// The limits of an instance's groups, as the kernel has them now.
+    pub(super) fn limits(&self, instance: Uuid) -> LimitFiles {
+        let files = self
+            .groups(instance)
+            .flat_map(|group| LIMITS.map(|name| group.join(name)));
+        let limits = files.filter_map(|file| Some((file.clone(), fs::read_to_string(file).ok()?)));
+        LimitFiles(limits.collect())
     }
 
     /// The processes of a group.
@@ -286,6 +325,37 @@ mod tests {
         fs::create_dir_all(&group).unwrap();
         Cgroups::Unified(folder.clone()).remove(Uuid::nil());
         assert_eq!((group.exists(), folder.exists()), (false, true));
+    }
+
+    #[test]
+    fn limits_that_somebody_has_changed_are_set_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(FOLDER);
+        let group = folder.join(Uuid::nil().to_string());
+        for separate in [false, true] {
+            let at = |name: &str| dir.path().join(name);
+            let cgroups = if separate {
+                Cgroups::Separate {
+                    memory: at("memory"),
+                    cpu: at("cpu"),
+                    cpuacct: None,
+                    pids: Some(at("pids")),
+                }
+            } else {
+                Cgroups::Unified(folder.clone())
+            };
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join("pids.max"), "").unwrap();
+            cgroups.create(Uuid::nil(), 64, 2, 100).unwrap();
+            let limits = cgroups.limits(Uuid::nil());
+            assert_eq!(limits.0.len(), if separate { 6 } else { 4 }, "{limits:?}");
+            assert!(limits.mend().is_empty());
+            for (file, _) in &limits.0 {
+                fs::write(file, "7").unwrap();
+            }
+            assert_eq!(limits.mend().len(), limits.0.len());
+            assert_eq!(cgroups.limits(Uuid::nil()), limits);
+        }
     }
 
     #[test]

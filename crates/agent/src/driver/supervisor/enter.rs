@@ -19,8 +19,10 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::fs::Gid;
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::fs::{Gid, Mode};
+use rustix::process::{
+    Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit, umask,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities,
     set_keep_capabilities,
@@ -103,6 +105,8 @@ fn prepare(order: &LaunchOrder, leader: Option<&str>) -> Result<(), Refused> {
         .cgroups
         .iter()
         .try_for_each(|group| fs::write(Path::new(group).join("cgroup.procs"), "0"));
+    // The one with which the agent was started is nothing that the START asks for.
+    umask(Mode::WGRP | Mode::WOTH);
     // The supervisor is spared by the kernel when memory is short; the program is not.
     let _ = fs::write("/proc/self/oom_score_adj", "0");
     if let Some(files) = order.limits.files {

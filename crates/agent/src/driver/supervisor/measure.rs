@@ -6,7 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use log::warn;
+
 use super::super::{Measurable, RunId, Usage};
+use super::cgroup::LimitFiles;
 use super::procfs::{self, Stat};
 use super::{MB, Supervisors, is_of};
 use crate::tree;
@@ -27,15 +30,18 @@ pub(super) struct Sample {
     handle: RunId,
     at: Instant,
     cpu: Duration,
+    /// The limits of the run when it was measured first.
+    limits: LimitFiles,
 }
 
 impl Sample {
     /// The sample of a run that has just begun.
-    pub(super) fn first(handle: &RunId) -> Self {
+    pub(super) fn first(handle: &RunId, limits: LimitFiles) -> Self {
         Self {
             handle: handle.clone(),
             at: now(),
             cpu: Duration::ZERO,
+            limits,
         }
     }
 }
@@ -101,14 +107,22 @@ impl Supervisors {
         let Some(cpu) = cpu.or(run.map(ticks).map(of_ticks)) else {
             return;
         };
+        // A sample of an earlier run is not comparable, so the IDs of the runs are compared.
+        let before = locked(&self.inner.samples).remove(&instance);
+        let before = before.filter(|before| before.handle == *handle);
         let sample = Sample {
             handle: handle.clone(),
             at,
             cpu,
+            limits: before
+                .as_ref()
+                .map_or_else(|| cgroups.limits(instance), |before| before.limits.clone()),
         };
-        // A sample of an earlier run is not comparable, so the IDs of the runs are compared.
-        let before = locked(&self.inner.samples).insert(instance, sample);
-        if let Some(before) = before.filter(|before| before.handle == *handle && before.at < at) {
+        for changed in sample.limits.mend() {
+            warn!("instance {instance}: a limit was changed: {changed}");
+        }
+        locked(&self.inner.samples).insert(instance, sample);
+        if let Some(before) = before.filter(|before| before.at < at) {
             usage.cpu_percent = percent(cpu.saturating_sub(before.cpu), at - before.at, subject.vcpus);
         }
     }

@@ -394,7 +394,9 @@ impl Supervisors {
             handle: handle.clone(),
         })?;
         // The first measurement can then compute the CPU usage since the beginning of the run.
-        locked(&self.inner.samples).insert(starting.place.instance(), Sample::first(&handle));
+        let instance = starting.place.instance();
+        let limits = self.inner.cgroups.limits(instance);
+        locked(&self.inner.samples).insert(instance, Sample::first(&handle, limits));
         starting.cgroups = None;
         if let Some((child, _)) = starting.run.take() {
             locked(&self.inner.launched).insert(handle.pid, (child, stream));
