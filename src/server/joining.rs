@@ -48,6 +48,8 @@ pub(super) fn serve(
         None => Ok(Err(JoinRefusal::Busy)),
     };
     let decided = match request {
+        // From here on this thread waits for the store, which says nothing about the time of this host.
+        Ok(_) if !newcomer.input_complete() => return environment.refused(newcomer, "lost"),
         Ok(request) => request.and_then(|yaml| enrolment.join(&yaml, wall_clock())),
         Err(e) => {
             let is_late = e.kind() == io::ErrorKind::TimedOut;

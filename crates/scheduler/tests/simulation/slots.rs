@@ -105,7 +105,7 @@ impl Slot {
     }
 
     /// The answer of [`Slots::heard`] or [`Slots::admitted`].
-    pub(super) fn advance(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
+    pub(super) fn advance(&self, to: impl FnOnce(&mut Slots<Stream>, u64) -> bool) -> bool {
         let number = self.number;
         number.is_some_and(|number| to(&mut self.acceptance.borrow_mut().slots, number))
     }

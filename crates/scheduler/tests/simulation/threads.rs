@@ -472,7 +472,7 @@ impl Newcomer {
     }
 
     /// True if its handshake is under way, with or without a slot: it was neither cut nor stopped.
-    fn goes_on(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
+    fn goes_on(&self, to: impl FnOnce(&mut Slots<Stream>, u64) -> bool) -> bool {
         self.slot.as_ref().is_none_or(|slot| slot.advance(to))
     }
 
@@ -507,7 +507,7 @@ impl Newcomer {
                 Shaking::Takes(taking, admitting)
             }
             Shaking::Takes(EntryStep::Claim(..) | EntryStep::Admit(_), admitting)
-                if !self.goes_on(Slots::input_complete) =>
+                if !self.goes_on(|slots, slot| slots.input_complete(slot, view.now)) =>
             {
                 Shaking::Takes(self.entry.stopping(), admitting)
             }

@@ -412,7 +412,7 @@ impl Newcomer {
     /// which others send, so a stop ends that session instead of this input. False if it was cut or
     /// stopped before.
     pub fn input_complete(&self) -> bool {
-        locked(&self.state).slots.input_complete(self.slot)
+        locked(&self.state).slots.input_complete(self.slot, now())
     }
 
     /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may

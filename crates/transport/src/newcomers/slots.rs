@@ -100,9 +100,17 @@ struct Progress {
     since: [Option<Instant>; 2],
     /// The sum of all waits that have ended.
     waited: Duration,
+    /// The time that this host had used when all input was received. Later it waits for others: for the
+    /// dispatcher, another server, or a store.
+    computed: Option<Duration>,
 }
 
 impl Progress {
+    fn computed(&self, now: Instant) -> Duration {
+        let so_far = now.saturating_duration_since(self.began + self.waited);
+        self.computed.unwrap_or(so_far)
+    }
+
     /// The sum of all its waits, if it waits now and for too long.
     fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
         if !self.state.is_under_way() {
@@ -170,6 +178,7 @@ impl<P> Slots<P> {
             has_sent: false,
             since: [None; 2],
             waited: Duration::ZERO,
+            computed: None,
         };
         self.taken.insert(self.last, (peer, progress));
         Some(self.last)
@@ -183,7 +192,7 @@ impl<P> Slots<P> {
         let Some(too_long) = self.patience.too_long else {
             return;
         };
-        let computed = now.saturating_duration_since(progress.began + progress.waited);
+        let computed = progress.computed(now);
         if computed > too_long {
             self.limit = (self.limit / 2).max(1);
         } else if computed < too_long / 2 {
@@ -231,7 +240,10 @@ impl<P> Slots<P> {
     /// Notes that all input of the handshake was received. From now on there may be a session to
     /// which others send, so a stop ends that session instead of this input. False if it was cut or
     /// stopped before.
-    pub fn input_complete(&mut self, slot: u64) -> bool {
+    pub fn input_complete(&mut self, slot: u64, now: Instant) -> bool {
+        if let Some((_, progress)) = self.taken.get_mut(&slot) {
+            progress.computed = Some(progress.computed(now));
+        }
         self.advance(slot, HandshakeState::UnderWay, HandshakeState::InputComplete)
             == Some(HandshakeState::InputComplete)
     }

@@ -493,6 +493,13 @@ fn fewer_handshakes_are_made_at_a_time_while_this_host_has_no_time_for_them() {
         slots.give_back(slot, at(3300));
     }
     assert_eq!(slots.limit, 64, "each that is quick allows one more");
+    // After its last byte a newcomer waits for others: a linked server that has its session, or a store.
+    for _ in 0..10 {
+        let slot = slots.take((), at(4000)).unwrap();
+        assert!(slots.input_complete(slot, at(4100)));
+        slots.give_back(slot, at(9000));
+    }
+    assert_eq!(slots.limit, 64);
 }
 
 #[test]

@@ -160,7 +160,7 @@ impl World {
                 if !is_over {
                     return self.wait(slot);
                 }
-                let is_heard = self.slots.input_complete(slot);
+                let is_heard = self.slots.input_complete(slot, self.now);
                 if kind == Kind::Honest && is_heard {
                     assert!(self.slots.admitted(slot));
                     self.admitted += 1;
@@ -327,7 +327,7 @@ fn stop(mut world: World) {
     assert_eq!(world.slots.close().count(), 0);
     for slot in world.threads.keys() {
         assert!(
-            !world.slots.input_complete(*slot) && !world.slots.admitted(*slot),
+            !world.slots.input_complete(*slot, world.now) && !world.slots.admitted(*slot),
             "the handshake is stopped"
         );
     }
