@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use crate::join::read_request;
@@ -44,7 +44,7 @@ pub trait EnrolmentStore: Send + Sync {
 /// Lets nodes join with tokens, and renews their certificates over their sessions: see
 /// [`ServerConfig::enrol`](super::ServerConfig::enrol).
 pub struct Enrolment {
-    issuer: Issuer,
+    issuer: Mutex<Arc<Issuer>>,
     store: Box<dyn EnrolmentStore>,
     lifetime: Duration,
     /// The hosts of the nodes that join at present.
@@ -53,7 +53,7 @@ pub struct Enrolment {
 
 impl fmt::Debug for Enrolment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Enrolment({:?})", self.issuer)
+        write!(f, "Enrolment({:?})", self.issuer())
     }
 }
 
@@ -63,16 +63,20 @@ impl Enrolment {
     /// to try again.
     pub fn new(issuer: Issuer, store: impl EnrolmentStore + 'static) -> Self {
         Self {
-            issuer,
+            issuer: Mutex::new(Arc::new(issuer)),
             store: Box::new(store),
             lifetime: Duration::from_secs(30 * 86_400),
             hosts: Mutex::default(),
         }
     }
 
-    /// The facts in the certificate of the issuer, such as its end.
-    pub fn issuer(&self) -> &CertificateInfo {
-        self.issuer.info()
+    fn issuer(&self) -> Arc<Issuer> {
+        Arc::clone(&locked(&self.issuer))
+    }
+
+    /// Replaces the issuer of later certificates.
+    pub(super) fn renew_issuer(&self, issuer: Issuer) {
+        *locked(&self.issuer) = Arc::new(issuer);
     }
 
     setters! {
@@ -92,7 +96,8 @@ impl Enrolment {
     pub(super) fn join(&self, yaml: &[u8], now: SystemTime) -> Result<Enrolled, JoinRefusal> {
         let request: JoinRequest = read_request(yaml).map_err(JoinRefusal::Request)?;
         let signing = SigningRequest::from_pem(&request.request)?;
-        let issuing = (&self.issuer, self.lifetime, now);
+        let issuer = self.issuer();
+        let issuing = (&*issuer, self.lifetime, now);
         self.store
             .join(&request.id, signing.digest(), &mut |token, before| {
                 token.redeem(&request, &signing, before, issuing)
@@ -119,7 +124,7 @@ impl Enrolment {
             return refused("the certificate is valid for more than half of its life");
         }
         let signing = SigningRequest::from_pem(&String::from_utf8_lossy(request))?;
-        let enrolled = self.issuer.issue(&signing, before.roles, uuid, self.lifetime)?;
+        let enrolled = self.issuer().issue(&signing, before.roles, uuid, self.lifetime)?;
         self.store.renew(before, &enrolled)?;
         Ok(enrolled)
     }

@@ -318,6 +318,15 @@ impl Server {
         Ok(renewal::verify_sessions(&self.handle, wall_clock()))
     }
 
+    /// Replaces the issuer of the certificates of nodes, if this server lets nodes join. Later joins and renewals
+    /// use the new one.
+    #[cfg(feature = "issue")]
+    pub fn renew_issuer(&self, issuer: ssntp_pki::Issuer) {
+        if let Some(enrolment) = &self.handle.environment.enrolment {
+            enrolment.renew_issuer(issuer);
+        }
+    }
+
     /// The present identity and trust of the server. Does not block.
     pub fn credentials(&self) -> Credentials {
         self.handle.credentials()

@@ -388,6 +388,25 @@ fn a_revoked_right_of_the_issuer_counts_for_sessions_that_run() {
 }
 
 #[test]
+fn nodes_join_with_a_renewed_issuer_without_a_restart() {
+    let cluster = Cluster::new();
+    let issuer = cluster
+        .kit
+        .authority()
+        .issuer("renewed", Role::AGENT, 10)
+        .unwrap();
+    cluster.server.renew_issuer(issuer);
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    let (identity, _) = files.load().unwrap();
+    assert!(
+        identity.info().issuer.contains("renewed"),
+        "{:?}",
+        identity.info()
+    );
+    assert!(cluster.connect(&files).is_connected());
+}
+
+#[test]
 fn a_process_that_ends_after_any_step_joins_again_with_the_same_certificate() {
     let cluster = Cluster::new();
     let token = cluster.token(1);

@@ -394,4 +394,43 @@ mod tests {
         ];
         assert_eq!(kinds, expected.map(FrameKind::from));
     }
+
+    #[test]
+    fn a_higher_token_that_a_link_has_brought_ends_a_term_before_its_lease() {
+        let kit = Testkit::new().unwrap();
+        let shared = Arc::new(Shared::default());
+        let mut test = HandlerTest::new(kit.server_config().unwrap(), ()).unwrap();
+        let member = Member {
+            uuid: Uuid::from_u128(1),
+            incarnation: 1,
+            addresses: Vec::new(),
+            version: String::new(),
+            token: 0,
+        };
+        let join = Join { member, leads: false };
+        let membership = Membership::start(Box::new(MemoryEngine::new()), join, |_| ()).unwrap();
+        shared.set_documents(membership.documents());
+        let acting = Acting {
+            token: 7,
+            until: test.now() + SYNC_TIME,
+        };
+        shared.set_view(&View {
+            acting: Some(acting),
+            ..View::default()
+        });
+        let mut term = Term::new(&shared);
+        let mut change = |term: &mut Term, token| {
+            let change = test.with(|cx| {
+                cx.note_token(token);
+                term.take_change(cx)
+            });
+            let change = change.unwrap();
+            change.map(|change| (change.ends, change.begins.map(|acting| acting.token)))
+        };
+        assert_eq!(change(&mut term, 0), Some((false, Some(7))));
+        term.begin(acting, now());
+        assert_eq!(change(&mut term, 7), None);
+        // Another scheduler leads, although the engine has told this one nothing of it.
+        assert_eq!(change(&mut term, 8), Some((true, None)));
+    }
 }

@@ -436,3 +436,40 @@ fn clients_of_a_server_that_drains_leave_at_random_times_within_the_one_it_names
         assert_eq!(leaves_after, wanted[usize::from(share == 0.0)]);
     }
 }
+
+#[test]
+fn attempts_are_counted_anew_after_a_session_and_those_of_the_start_have_a_limit_of_their_own() {
+    let config = agent().address("a:1".parse().unwrap()).attempts(3);
+    let mut client = Stepped::new(config.first_attempts(2));
+    let fails = |client: &mut Stepped| {
+        client.dials();
+        client.fails();
+        client.step()
+    };
+    let pauses = |client: &mut Stepped| match fails(client) {
+        Next::Wait(Some(until)) => client.at.now = until,
+        other => panic!("{other:?}"),
+    };
+    pauses(&mut client);
+    client.dials();
+    let mut session = client.establish();
+    session.ended(EndReason::PeerClosed);
+    drop(session);
+    while !matches!(client.step(), Next::Join) {}
+    match client.step() {
+        Next::Wait(Some(until)) => client.at.now = until,
+        other => panic!("{other:?}"),
+    }
+    // Neither the round before the session counts, nor the limit of the start.
+    pauses(&mut client);
+    pauses(&mut client);
+    assert!(matches!(fails(&mut client), Next::End));
+    let last = client.events.try_iter().last();
+    assert!(
+        matches!(
+            last,
+            Some(ClientEvent::Closed(ClientError::GaveUp { attempts: 3, .. }))
+        ),
+        "{last:?}"
+    );
+}

@@ -440,14 +440,11 @@ impl Links {
         }
         self.claims.drop_link(id);
         let server = link.server;
-        // A newer link to the server may have taken the entry; then the rows are of that link.
-        let mut removed = None;
-        if self.to(server.uuid) == Some(id) {
-            self.by_server.remove(&server.uuid);
-            let rows = self.roster.end(server.uuid);
-            // The application was told of these sessions when the snapshot was complete.
-            removed = link.linked.then_some(rows);
-        }
+        // A newer link to the server is added only after the older one has ended.
+        self.by_server.remove(&server.uuid);
+        let rows = self.roster.end(server.uuid);
+        // The application was told of these sessions when the snapshot was complete.
+        let removed = link.linked.then_some(rows);
         Some(EndedLink { server, removed })
     }
 

@@ -252,3 +252,37 @@ fn a_snapshot_of_many_sessions_ends_no_link_while_memory_is_short() {
     }
     assert_eq!(frames, 5);
 }
+
+#[test]
+fn the_end_of_an_older_link_leaves_the_entry_and_the_sessions_of_the_newer_one() {
+    let (mut rig, mut actions) = (rig(), Vec::new());
+    let older = begin(&mut rig);
+    // The server was started again, and its sessions are known over the newer link.
+    let newer = ask(&mut rig, (91, true), LAST, 2, &mut actions).unwrap();
+    rig.core.admitted(newer, true, rig.now, &mut actions);
+    let row = Row {
+        uuid: Uuid::from_u128(4711),
+        number: 1,
+        rank: Rank { token: 0, stamp: 1 },
+        role: Role::AGENT,
+        tracing: false,
+        address: PeerAddress::Memory,
+    };
+    let (sequence, is_last, rows) = (0, true, vec![row]);
+    arrives(
+        &mut rig,
+        newer,
+        &LinkFrame::Snapshot {
+            sequence,
+            is_last,
+            rows,
+        },
+    );
+    let links = &mut rig.core.state.delivery.links;
+    let mut out = Actions::new();
+    links.end(older, EndCode::Closing, "late", true, &mut out);
+    assert_eq!(links.to(LAST), Some(newer));
+    assert_eq!(links.roster().iter().count(), 1);
+    links.end(newer, EndCode::Closing, "now", true, &mut out);
+    assert_eq!((links.to(LAST), links.roster().iter().count()), (None, 0));
+}

@@ -35,7 +35,7 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Run the scheduler of a cluster: it chooses nodes for commands, and forwards reports
 ///
 /// Prints one line with its address once it accepts clients. On SIGHUP, and when these
-/// files change, --ca, --cert, --crl, --config-file and the files of --join are read again.
+/// files change, --ca, --cert, --crl, --issuer, --config-file and the files of --join are read again.
 /// Sessions continue, except those whose certificate is no longer valid.
 ///
 /// With --join it is one of several schedulers: all accept clients and link with each other,
@@ -131,13 +131,18 @@ impl Args {
     }
 }
 
+/// The issuer in this file, which is watched from now on.
+fn read_issuer(path: Option<&PathBuf>) -> Result<(Option<Issuer>, FilesRead), Failure> {
+    let mut read = FilesRead::default().and(path.cloned());
+    let issuer = path.map(Issuer::load).transpose()?;
+    let lifetime = |(issuer, path): (&Issuer, &PathBuf)| Lifetime::of_issuer(issuer.info(), path);
+    read.lifetimes.extend(issuer.iter().zip(path).map(lifetime));
+    Ok((issuer, read))
+}
+
 impl Args {
-    /// The store of tokens and certificates, and what lets nodes join; `None` if none may.
-    fn enrolment(&self) -> Result<Option<(Enrolments, Enrolment)>, Failure> {
-        let Some(path) = self.issuer.as_ref().filter(|_| !self.no_join) else {
-            return Ok(None);
-        };
-        let issuer = Issuer::load(path)?;
+    /// The store of tokens and certificates, and what lets nodes join with this issuer.
+    fn enrolment(&self, issuer: Issuer) -> Result<(Enrolments, Enrolment), Failure> {
         let records = match &self.state {
             Some(state) => Enrolments::in_directory(state).map_err(|e| Failure::at(state, e))?,
             None if self.join.is_given() => Enrolments::default(),
@@ -153,13 +158,8 @@ impl Args {
             ));
         }
         let enrolment = Enrolment::new(issuer, records.clone()).lifetime(self.node_lifetime);
-        Ok(Some((records, enrolment)))
+        Ok((records, enrolment))
     }
-}
-
-/// The lifetime of the issuer, whose end would end all renewals.
-fn issuer_lifetime((enrolment, path): (&Enrolment, &PathBuf)) -> Lifetime {
-    Lifetime::of_issuer(enrolment.issuer(), path)
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
@@ -170,14 +170,12 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .start_time(QUIET, args.start_limit.into())
         .given(args.config.as_ref(), SchedulerConfig::configuration_file)
         .given(args.state.as_ref(), SchedulerConfig::state);
-    let (records, enrolment) = args.enrolment()?.unzip();
+    let issuer_file = args.issuer.clone().filter(|_| !args.no_join);
+    let (issuer, of_issuer) = read_issuer(issuer_file.as_ref())?;
+    let enrolment = issuer.map(|issuer| args.enrolment(issuer)).transpose()?;
+    let (records, enrolment) = enrolment.unzip();
     let config = config.given(records.clone(), SchedulerConfig::enrolments);
     let (identity, trust, read) = args.files.read_as(Role::SCHEDULER)?;
-    // A new issuer needs a restart, so its end is told in time.
-    let of_issuer = FilesRead {
-        lifetimes: enrolment.iter().zip(&args.issuer).map(issuer_lifetime).collect(),
-        ..FilesRead::default()
-    };
     // Certificates that operators revoke are refused beside those of --crl.
     let refusing = |trust: &Trust| {
         let records = records.as_ref();
@@ -224,6 +222,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let reload = |args: Option<Args>| {
         let new = args.map_or_else(|| files.clone(), |args| args.files);
         let (shown, of_engine) = join.read()?;
+        let (issuer, of_issuer) = read_issuer(issuer_file.as_ref())?;
         let read = new.renew(|identity, trust| {
             server.renew(identity, &refusing(trust)).map(drop)?;
             credentials.replace((identity.clone(), trust.clone()));
@@ -232,8 +231,11 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         if let Some(renewal) = &renewal {
             renewal.renew(shown);
         }
+        if let Some(issuer) = issuer {
+            server.renew_issuer(issuer);
+        }
         files = new;
-        Ok(read.with(of_engine).with(of_issuer.clone()))
+        Ok(read.with(of_engine).with(of_issuer))
     };
     let mut arms = vec![ended(&server)];
     arms.extend(records.as_ref().map(|records| {
@@ -245,12 +247,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             Ok(Next::Continue)
         })
     }));
-    let mut result = daemon.run(
-        presence,
-        read.with(of_engine).with(of_issuer.clone()),
-        reload,
-        arms,
-    );
+    let mut result = daemon.run(presence, read.with(of_engine).with(of_issuer), reload, arms);
     // The lease is given back first, so that another scheduler leads while the clients leave.
     membership.take();
     if result.is_ok() {
@@ -258,4 +255,29 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     server.stop();
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::pki::{Authority, AuthorityRequest};
+
+    use super::*;
+
+    #[test]
+    fn a_renewed_issuer_is_read_again_and_its_end_is_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let path = directory.path().join("issuer.pem");
+        let mut ends = [10, 20].map(|days| {
+            let issuer = authority.issuer("issuer", Role::AGENT, days).unwrap();
+            issuer.save(&path).unwrap();
+            let (read, files) = read_issuer(Some(&path)).unwrap();
+            assert_eq!(files.lifetimes[0].end, read.unwrap().info().not_after);
+            files
+        });
+        assert!(ends[0].lifetimes[0].end < ends[1].lifetimes[0].end);
+        let before = &mut ends[0].watched;
+        assert!(!before.have_changed() && before.have_changed());
+        assert!(read_issuer(None).unwrap().0.is_none());
+    }
 }

@@ -25,6 +25,9 @@ pub(crate) struct Admission {
     /// [default: three quarters]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     sessions_per_certificate: Option<u32>,
+    /// The maximum number of handshakes at a time [default: 64 for each core, at most 512]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    max_handshakes: Option<u32>,
     /// Let a session continue after its client's certificate has expired
     /// [default: the session ends]
     #[arg(long)]
@@ -57,6 +60,7 @@ impl Admission {
         config
             .admission(policy.given(most, AdmissionPolicy::sessions_per_certificate))
             .given(number(self.max_sessions), ServerConfig::max_sessions)
+            .given(number(self.max_handshakes), ServerConfig::max_handshakes)
             .given(self.uuid, ServerConfig::uuid)
             .resumption(!self.no_resumption)
             .outlive_certificates(self.outlive_certificates)

@@ -80,6 +80,9 @@ pub(crate) struct Args {
     /// as many places stay free as it has clients [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
+    /// The maximum number of handshakes at a time [default: 64 for each core, at most 512]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    max_handshakes: Option<u32>,
     #[command(flatten)]
     admin: AdminArgs,
     /// Print JSON
@@ -124,6 +127,9 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     config.control = args.control;
     config.inspector = args.inspector.socket();
     config.max_connections = args.max_connections.map(|n| n as usize);
+    if let Some(most) = args.max_handshakes {
+        config.max_handshakes = most as usize;
+    }
     // The source checks the files against the server's model as well, because only the source can
     // name the file in an error.
     let schema = config.schema.clone();

@@ -179,8 +179,11 @@ impl Input {
                     // The request follows its frame, on the same session or not at all.
                     let question = Question::receivers(frame.kind());
                     let sessions = self.client.handle().counters().sessions;
+                    self.has_room()?;
                     self.send(frame, left)?;
-                    self.on_a_thread(move |client| counted(client, id, &question, sessions, left))?;
+                    let asked =
+                        self.on_a_thread(move |client| counted(client, id, &question, sessions, left));
+                    asked.map_err(|_| lost())?;
                     return Ok(false);
                 }
                 self.send(frame, left)?;
@@ -246,13 +249,19 @@ impl Input {
         })
     }
 
-    /// Runs a request on another thread, and writes its line.
-    fn on_a_thread(&mut self, request: impl FnOnce(&Client) -> Value + Send + 'static) -> Result<(), Error> {
+    /// Fails if no further request may wait.
+    fn has_room(&mut self) -> Result<(), Error> {
         self.requests.retain(|request| !request.is_finished());
         if self.requests.len() >= MAX_REQUESTS {
             let why = format!("{MAX_REQUESTS} requests wait for answers, which is the most");
             return Err(Error::new("too_many", why));
         }
+        Ok(())
+    }
+
+    /// Runs a request on another thread, and writes its line.
+    fn on_a_thread(&mut self, request: impl FnOnce(&Client) -> Value + Send + 'static) -> Result<(), Error> {
+        self.has_room()?;
         let client = Arc::clone(&self.client);
         // If the output is no longer read, the main thread notices that itself.
         let request = threads::spawn("ssntp-request", move || drop(write(&request(&client))));
@@ -266,16 +275,7 @@ impl Input {
 /// sessions. Returns the line with the answer.
 fn counted(client: &Client, id: Id, question: &Question, sessions: u64, limit: Duration) -> Value {
     let asked = receipt::receivers(client.handle().request(question.frame(), limit));
-    let lost = || {
-        let why = "the session ended before the server answered; the frame may be lost";
-        Error::new("disconnected", why)
-    };
-    // The frame was sent, so it is not the frame for which there is no session.
-    let failed = |why| match why {
-        RequestError::NotConnected => lost(),
-        why => why.into(),
-    };
-    let receivers = asked.map_err(failed).and_then(|receivers| {
+    let receivers = asked.map_err(unconfirmed).and_then(|receivers| {
         if client.handle().counters().sessions != sessions {
             return Err(lost());
         }
@@ -289,6 +289,23 @@ fn counted(client: &Client, id: Id, question: &Question, sessions: u64, limit: D
     line
 }
 
+/// The error of a receipt. The frame was sent, so it is not the frame for which there is no session or no room.
+fn unconfirmed(why: RequestError) -> Error {
+    match why {
+        RequestError::Refused(_) | RequestError::TimedOut(_) => why.into(),
+        RequestError::QueueFull => {
+            let why = "the server could not be asked in time; the frame may be lost";
+            Error::new("timed_out", why)
+        }
+        _ => lost(),
+    }
+}
+
+fn lost() -> Error {
+    let why = "the session ended before the server answered; the frame may be lost";
+    Error::new("disconnected", why)
+}
+
 /// Blocks until there is a session, and returns the rest of the time limit.
 fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
     let began = now();
@@ -296,5 +313,29 @@ fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
         Ok(true) => Ok(limit.saturating_sub(began.elapsed())),
         Ok(false) => Err(Error::new("not_connected", "no session is established")),
         Err(why) => Err(Error::new("ended", why)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receipt_that_did_not_come_never_says_that_the_frame_was_not_sent() {
+        let said = |why| {
+            let answer = answer(&Id::None, Err(unconfirmed(why)));
+            answer["error"]["code"].as_str().unwrap_or_default().to_owned()
+        };
+        for (why, code) in [
+            (RequestError::Refused("role_not_allowed".into()), "refused"),
+            (RequestError::TimedOut(Duration::ZERO), "timed_out"),
+            (RequestError::QueueFull, "timed_out"),
+            (RequestError::TooMany(1), "disconnected"),
+            (RequestError::NotConnected, "disconnected"),
+            (RequestError::Disconnected, "disconnected"),
+            (RequestError::Ended, "disconnected"),
+        ] {
+            assert_eq!(said(why), code);
+        }
     }
 }

@@ -484,6 +484,33 @@ fn a_receipt_has_the_receivers_of_a_frame_or_says_that_it_may_be_lost() {
 }
 
 #[test]
+fn a_frame_whose_receipt_cannot_be_awaited_is_not_sent() {
+    let place = Place::new();
+    let server = place.server("");
+    let controller = place.session("controller");
+    let mut agent = place.session("agent");
+    let line = |id: u64| {
+        json!({
+            "do": "send", "id": id, "operand": "STATS", "payload": format!("n{id}"), "receipt": true, "timeout": 60,
+        })
+    };
+    server.signal(Signal::STOP);
+    for id in 0..32 {
+        agent.write(line(id).to_string().as_bytes());
+    }
+    assert_eq!(agent.refused(&line(32)), "too_many");
+    server.signal(Signal::CONT);
+    for _ in 0..32 {
+        let answer = agent.event("answer");
+        assert_eq!(answer["receivers"], 1, "{answer}");
+    }
+    assert_eq!(agent.ask(&line(33))["receivers"], 1);
+    for id in (0..32).chain([33]) {
+        assert_eq!(controller.event("frame")["payload"], format!("n{id}"));
+    }
+}
+
+#[test]
 fn the_longest_payload_passes() {
     let place = Place::new();
     let _server = place.server("");

@@ -514,3 +514,17 @@ fn an_endpoint_that_moves_needs_room_at_its_new_element() {
     let moved = json!([{"endpoint": [long("/ep/1/")], "prr": 60}]);
     assert_eq!(code(&world.ask(other, "endpoint_declare", moved)), "ERROR");
 }
+
+#[test]
+fn the_name_of_an_element_takes_room_with_each_endpoint() {
+    let fits = |limit: usize, length: usize| {
+        let mut world = limited(limit);
+        let pe = world.element(&"n".repeat(length));
+        let endpoints: Vec<_> = (0..25).map(|n| ep(&format!("/ep/{n}/"), 1)).collect();
+        let asked = json!([{ "endpoint": endpoints, "prr": 60 }]);
+        world.ask(pe, "endpoint_declare", asked)["result"] == json!({})
+    };
+    let enough = (1..).map(|n| n * 1000).find(|limit| fits(*limit, 1)).unwrap();
+    // An element has half of the limit at most.
+    assert!(!fits(enough + 2 * 25 * 700, 900) && fits(enough + 2 * 25 * 1000, 900));
+}
