@@ -177,6 +177,10 @@ impl Policy {
         let most = yaml::MAX_DOCUMENT_LEN as u64 + 1;
         let file = File::open(path).map_err(io)?;
         file.take(most).read_to_end(&mut bytes).map_err(io)?;
+        if yaml::without_mark(&bytes).trim_ascii().is_empty() {
+            // A full disk must not lift all limits.
+            return Err(io(io::Error::other("it is empty; {} allows everything")));
+        }
         yaml::decode(&bytes).map_err(|e| PolicyError::Document(path.to_owned(), e))
     }
 
@@ -372,7 +376,10 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             Policy::read(&path).map_err(|e| e.to_string())
         };
-        assert_eq!(read(""), Ok(Policy::default()));
+        assert_eq!(read("{}"), Ok(Policy::default()));
+        for emptied in ["", "\u{feff}", "\n\n"] {
+            assert!(read(emptied).unwrap_err().contains("it is empty"));
+        }
         let full = "users: [70000-70009, agent, nobody, 7]\ndrivers: [process]\ndirectories: [/srv]\n\
                     images: [a]\nmem_mb: 5\npids: 6\ndisk_mb: 0\nemulation: yes\nretention_s: 8\nretention_count: 9\n";
         let expected = Policy {

@@ -12,6 +12,7 @@ pub struct HttpConfig {
     address: Address,
     pub(super) roles: Role,
     for_group: bool,
+    hosts: Vec<String>,
     pub(super) tls: Option<(Identity, Trust)>,
 }
 
@@ -25,6 +26,7 @@ impl HttpConfig {
             // A controller may command the cluster, so it may also read what the pages show.
             roles: Role::CONTROLLER,
             for_group: false,
+            hosts: Vec::new(),
             tls: None,
         }
     }
@@ -44,6 +46,8 @@ impl HttpConfig {
         /// True if the group of a Unix socket's file may use it as well (0660).
         /// Default: false.
         for_group: bool;
+        /// Further names that the `Host` of a request may have, such as that of a proxy in front. Default: none.
+        hosts: Vec<String>;
     }
 
     /// Binds the address. Returns for each listener true if only this host can connect to it.
@@ -61,12 +65,14 @@ impl HttpConfig {
         Ok((listeners, doors))
     }
 
-    /// The host name of the address, which is allowed as the `Host` of a request.
-    pub(super) fn host(&self) -> Option<String> {
-        match &self.address {
-            Address::Tcp { host, .. } if !host.is_empty() => Some(host.to_ascii_lowercase()),
+    /// The names that are allowed as the `Host` of a request: that of the address, and [`hosts`](Self::hosts).
+    pub(super) fn allowed_hosts(&self) -> Vec<String> {
+        let own = match &self.address {
+            Address::Tcp { host, .. } if !host.is_empty() => Some(host),
             _ => None,
-        }
+        };
+        let all = own.into_iter().chain(&self.hosts);
+        all.map(|host| host.to_ascii_lowercase()).collect()
     }
 }
 

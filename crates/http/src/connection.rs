@@ -37,7 +37,7 @@ pub(super) struct Door<S> {
     acceptor: Arc<Mutex<Option<Acceptor>>>,
     roles: Role,
     /// The host name of the address, if it has one.
-    host: Option<String>,
+    hosts: Vec<String>,
     limits: Limits,
     service: Arc<S>,
     streams: Arc<Streams>,
@@ -59,7 +59,7 @@ impl<S: Service> Door<S> {
             local,
             acceptor,
             roles: config.roles,
-            host: config.host(),
+            hosts: config.allowed_hosts(),
             limits: service.limits(),
             service,
             streams,
@@ -178,9 +178,7 @@ impl<S: Service> Door<S> {
     fn check_host(&self, request: &Request) -> Result<(), Refused> {
         match &request.host {
             Some(host)
-                if host != "localhost"
-                    && host.parse::<IpAddr>().is_err()
-                    && Some(host) != self.host.as_ref() =>
+                if host != "localhost" && host.parse::<IpAddr>().is_err() && !self.hosts.contains(host) =>
             {
                 let why = "the Host must be an address or localhost";
                 Err(Refused::new(403, why))

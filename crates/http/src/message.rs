@@ -269,7 +269,10 @@ impl Answer {
         if self.code == 405 {
             more = format!("Allow: {}\r\n", limits.methods);
         }
-        if !is_stream {
+        if is_stream {
+            // Otherwise nginx keeps the parts until there are many.
+            more += "X-Accel-Buffering: no\r\n";
+        } else {
             more += &format!("Content-Length: {}\r\n", self.body.len());
         }
         for (name, value) in &self.headers {

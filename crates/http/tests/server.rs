@@ -119,3 +119,33 @@ fn streams_have_a_limit_of_their_own_and_end_with_their_client_or_the_service() 
     // The parts that were sent before are still readable; then the stream ends.
     let _ = second.read_to_string(&mut line);
 }
+
+#[test]
+fn a_proxy_in_front_has_a_name_and_is_asked_to_pass_streams_on_at_once() {
+    let config = HttpConfig::new("127.0.0.1:0".parse().unwrap()).hosts(vec!["Outer.example".to_owned()]);
+    let http = Http::start(&config, "echo", "echo", Arc::new(Echo)).unwrap();
+    let address = http.addresses()[0].to_string();
+    let head = |path: &str, host: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
+        let lines = BufReader::new(stream).lines().map(Result::unwrap);
+        lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>()
+    };
+    for (host, code) in [
+        ("outer.example", 200),
+        ("OUTER.example:8443", 200),
+        ("inner.example", 403),
+    ] {
+        let status = &head("/", host)[0];
+        assert!(
+            status.starts_with(&format!("HTTP/1.1 {code} ")),
+            "{host}: {status}"
+        );
+    }
+    let unbuffered = |path| {
+        let head = head(path, "outer.example");
+        head.iter().any(|line| line == "X-Accel-Buffering: no")
+    };
+    assert!(unbuffered("/count") && !unbuffered("/"));
+}

@@ -115,6 +115,10 @@ impl Configuration {
         };
         let mut configuration = Self::in_memory(Bytes::new())?;
         match yaml {
+            // It may have restored that there is none.
+            Some(yaml) if yaml.trim_ascii().is_empty() => {
+                warn!(target: "ssntp::scheduler", "{} is empty: no configuration", path.display());
+            }
             Some(yaml) => match check(&yaml) {
                 Ok(()) => configuration.current = yaml.into(),
                 Err(e) => return Err(SchedulerError::Configuration(Some(path), e)),

@@ -107,6 +107,13 @@ impl ApiConfig {
         /// True if a client without a certificate needs a token even to read. Default: false.
         login: bool;
     }
+
+    /// Further names by which clients reach the API, such as that of a proxy in front. Default: none.
+    #[must_use]
+    pub fn hosts(mut self, hosts: Vec<String>) -> Self {
+        self.admin = self.admin.hosts(hosts);
+        self
+    }
 }
 
 /// The API and the pages of a controller.

@@ -26,6 +26,9 @@ pub(super) struct HttpArgs {
     /// controller token`
     #[arg(long, requires = "http")]
     http_login: bool,
+    /// A name by which clients reach --http, such as that of a proxy in front; may be given several times
+    #[arg(long, value_name = "NAME", requires = "http")]
+    http_host: Vec<String>,
 }
 
 impl HttpArgs {
@@ -39,7 +42,9 @@ impl HttpArgs {
         let Some(address) = &self.http else {
             return Ok(None);
         };
-        let mut config = ApiConfig::new(address.clone(), store).login(self.http_login);
+        let mut config = ApiConfig::new(address.clone(), store)
+            .login(self.http_login)
+            .hosts(self.http_host.clone());
         if let Some((identity, cluster)) = credentials {
             config = config.tls(identity, cluster, self.readers()?.0);
         }

@@ -62,8 +62,14 @@ impl<'a> Api<'a> {
         let mut connection = self.connect()?;
         let path = format!("/api/v1/{path}");
         let sent = connection.send(method, &path, token.as_deref(), &body, now() + LIMIT);
-        sent.map_err(|e| self.failed(e))?;
-        let Response { code, body, .. } = self.receive(&mut connection)?;
+        let answer = sent
+            .map_err(|e| self.failed(e))
+            .and_then(|()| self.receive(&mut connection));
+        // A lost answer is no refusal.
+        let Response { code, body, .. } = answer.map_err(|failure| match method {
+            "GET" => failure,
+            _ => failure.with_advice("the controller may have carried it out"),
+        })?;
         let value = serde_json::from_slice(&body);
         match code {
             200..300 => {

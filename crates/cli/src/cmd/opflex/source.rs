@@ -55,11 +55,13 @@ impl Source {
         self.watched = Watched::of(vec![self.path.clone()]);
         let files = files(&self.path).map_err(|e| Failure::at(&self.path, e))?;
         if files.is_empty() {
-            // An empty directory is a valid policy, but more often it is the wrong directory.
-            log::warn!(
-                "{}: the directory has no policy file (*.json, *.yaml, *.yml)",
-                self.path.display()
-            );
+            const WHY: &str = "the directory has no policy file (*.json, *.yaml, *.yml)";
+            // An empty directory is a valid policy at the start, but it does not delete the one that is in force:
+            // its file system may be gone. A file with an empty list does.
+            if self.digest.is_some() {
+                return Err(Failure::at(&self.path, WHY));
+            }
+            log::warn!("{}: {WHY}", self.path.display());
         }
         let mut objects = Vec::new();
         let mut digest = DefaultHasher::new();
@@ -141,5 +143,25 @@ mod tests {
         // As after an edit that failed.
         source.forget();
         assert_eq!(source.read().unwrap().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_directory_that_loses_its_files_keeps_the_policy_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut source = Source::new(dir.path().to_owned(), None);
+        assert_eq!(
+            source.read().unwrap(),
+            Some(Vec::new()),
+            "at the start it is empty"
+        );
+        let path = dir.path().join("policy.yaml");
+        fs::write(&path, "[{subject: Group, uri: /a/}]").unwrap();
+        assert_eq!(source.read().unwrap().unwrap().len(), 1);
+        fs::remove_file(&path).unwrap();
+        assert!(source.read().is_err());
+        fs::write(&path, "").unwrap();
+        assert!(source.read().is_err());
+        fs::write(&path, "[]").unwrap();
+        assert_eq!(source.read().unwrap(), Some(Vec::new()));
     }
 }

@@ -397,6 +397,10 @@ impl Args {
     fn configuration(&self, most: u32) -> Result<Option<Vec<u8>>, Failure> {
         let Some(path) = &self.config else { return Ok(None) };
         let yaml = load_configuration(path)?;
+        if yaml.trim_ascii().is_empty() {
+            // Clients would drop what they were told, because of a full disk.
+            return Err(Failure::at(path, "it is empty"));
+        }
         if yaml.len() > most as usize {
             let length = yaml.len();
             let why = format!("its {length} bytes are more than --max-payload, {most}");

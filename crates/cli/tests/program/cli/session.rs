@@ -193,12 +193,18 @@ fn clients_receive_the_configuration_file_unchanged() {
     let trust = Trust::load(place.path("ca.pem")).unwrap();
     let client = Client::connect(ClientConfig::new(identity, trust).address(at.parse().unwrap())).unwrap();
     assert_eq!(client.configuration().unwrap(), configuration);
-    std::fs::write(place.path("bad.yaml"), "configure: [\n").unwrap();
-    let line = place.fail(
-        "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --config bad.yaml",
-        1,
-    );
-    assert!(line.contains("bad.yaml"), "{line}");
+    for (bad, why) in [
+        ("configure: [\n", ""),
+        ("", "it is empty"),
+        ("\u{feff}\n", "it is empty"),
+    ] {
+        std::fs::write(place.path("bad.yaml"), bad).unwrap();
+        let line = place.fail(
+            "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --config bad.yaml",
+            1,
+        );
+        assert!(line.contains("bad.yaml") && line.contains(why), "{line}");
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `ssntp controller token`: tokens with and without an expiry.
 
+use std::io::Read;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -41,5 +43,22 @@ fn list_shows_the_end_of_each_token() {
     assert_eq!(lifetime, 30 * 86_400 * 1_000_000_000);
     for days in ["0", "36501", "-1", "x"] {
         assert_eq!(run(&format!("add other --days={days}")).0, Some(2), "{days}");
+    }
+}
+
+#[test]
+fn a_command_whose_answer_is_lost_may_have_been_carried_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = controller.local_addr().unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut client, _)) = controller.accept() {
+            let _ = client.read(&mut [0; 1]);
+        }
+    });
+    for (command, writes) in [("remove web", true), ("get", false)] {
+        let (code, text) = ssntp(directory.path(), &format!("ctl {command} --http {at}"));
+        assert_eq!(code, Some(1), "{text}");
+        assert_eq!(text.contains("may have carried it out"), writes, "{text}");
     }
 }
