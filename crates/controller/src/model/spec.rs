@@ -126,6 +126,9 @@ pub enum ReschedulePolicy {
 pub struct Update {
     /// The maximum number of instances that may be missing at a time. Default: 1.
     pub max_unavailable: u32,
+    /// The maximum number of instances that run beside the count while others are replaced: each
+    /// starts before the controller stops another one. Default: 0.
+    pub surge: u32,
     /// The time for which a new instance has to be healthy before the next step, in seconds.
     /// Default: 5.
     pub healthy_s: u32,
@@ -146,6 +149,7 @@ impl Default for Update {
     fn default() -> Self {
         Self {
             max_unavailable: 1,
+            surge: 0,
             healthy_s: 5,
             deadline_s: 300,
             max_failures: 3,
@@ -196,8 +200,10 @@ impl Spec {
                 "several instances cannot have it; name only the tenant".into(),
             );
         }
-        if self.count > MAX_COUNT {
-            return wrong("count", format!("it is more than {MAX_COUNT}"));
+        for (at, number) in [("count", self.count), ("update.surge", self.update.surge)] {
+            if number > MAX_COUNT {
+                return wrong(at, format!("it is more than {MAX_COUNT}"));
+            }
         }
         for (key, value) in &self.labels {
             if let Err(why) = check_label(key, value) {
@@ -229,7 +235,12 @@ impl Spec {
             ("reschedule.grace_s", self.reschedule.grace_s, 0, MAX_SECONDS),
             ("update.healthy_s", update.healthy_s, 0, MAX_SECONDS),
             ("update.deadline_s", update.deadline_s, 1, MAX_SECONDS),
-            ("update.max_unavailable", update.max_unavailable, 1, u32::MAX),
+            (
+                "update.max_unavailable",
+                update.max_unavailable,
+                u32::from(update.surge == 0),
+                u32::MAX,
+            ),
             ("update.max_failures", update.max_failures, 1, u32::MAX),
         ];
         let is_process = self.start.vm_type == VmType::Process;
@@ -238,6 +249,11 @@ impl Spec {
         if let Err((at, why)) = check_numbers(numbers).and(health) {
             return wrong(at, why);
         }
+        let has_one = !self.start.storage.is_empty() || !self.start.networking.private_ip.is_empty();
+        if update.surge > 0 && has_one {
+            let why = "an instance with volumes or an address of its own ends before its successor starts";
+            return wrong("update.surge", why.into());
+        }
         if self.update.deadline_s <= self.update.healthy_s {
             return wrong(
                 "update.deadline_s",
@@ -245,6 +261,11 @@ impl Spec {
             );
         }
         Ok(())
+    }
+
+    /// The number of slots: one for each instance, and those of the surge.
+    pub fn slots(&self) -> u32 {
+        self.count.saturating_add(self.update.surge)
     }
 
     /// The part of the spec that is equal for all instances of a version.
@@ -573,6 +594,18 @@ mod tests {
             (
                 "name: a\nstart: {command: [a]}\nupdate: {max_unavailable: 0}",
                 "update.max_unavailable",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nupdate: {surge: 10001}",
+                "update.surge: it is more",
+            ),
+            (
+                "name: a\nstart: {command: [a], volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]}\nupdate: {surge: 1}",
+                "update.surge: an instance with volumes",
+            ),
+            (
+                "name: a\nstart: {command: [a], tenant: blue, networking: {private_ip: 10.0.0.2}}\nupdate: {surge: 1}",
+                "update.surge: an instance with volumes or an address",
             ),
             (
                 "name: a\nstart: {command: [a]}\nreschedule: {policy: often}",

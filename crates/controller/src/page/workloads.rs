@@ -19,7 +19,7 @@ pub(super) struct WorkloadRow {
 impl WorkloadRow {
     pub(super) fn state(&self) -> Badge {
         let Self { workload, status } = self;
-        let active = status.running + status.done;
+        let active = status.running + status.done + status.surge;
         let is_short = active < status.wanted;
         // The most urgent state first: a roll-out that went back, then missing instances.
         match workload.rollout.state {
@@ -131,6 +131,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
         .fact("Running", &format!("{} of {}", status.running, status.wanted))
         .fact("Healthy", &format!("{} of {}", status.healthy, status.wanted))
         .fact("Done", &unless_zero(status.done))
+        .fact("Running beyond the count", &unless_zero(status.surge))
         .fact("Why", &found.why())
         .fact(
             "Version",

@@ -3,6 +3,9 @@
 //! Each slot has at most one wanted instance. An instance that is no longer wanted blocks its slot
 //! until it is gone, or until its node has been away for longer than the grace. So an instance and
 //! its replacement never run at the same time, as far as the controller can know.
+//!
+//! The slots of the *surge* follow those of the count. Each is filled while an instance of the count waits
+//! to be replaced, and emptied when enough others are available without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -121,7 +124,7 @@ impl Decider<'_, '_> {
             .filter(|workload| !workload.deleting)
         {
             let slots = of_workloads.get(workload.name.as_str()).into_iter().flatten();
-            for (_, of_slot) in slots.filter(|(slot, _)| **slot <= workload.spec.count) {
+            for (_, of_slot) in slots.filter(|(slot, _)| **slot <= workload.spec.slots()) {
                 let is_failed = |instance: &&&Instance| {
                     let age = self.draft.now().unix_ms.saturating_sub(instance.since);
                     !instance.wanted && holds_nothing(workload, instance) && age < EVIDENCE_MS
@@ -211,15 +214,14 @@ impl Decider<'_, '_> {
         room: &mut usize,
         uuids: &mut dyn FnMut() -> Uuid,
     ) {
-        let count = workload.spec.count;
+        let (count, with_surge) = (workload.spec.count, workload.spec.slots());
         for instance in slots
             .iter()
-            .filter(|(slot, _)| **slot > count)
+            .filter(|(slot, _)| **slot > with_surge)
             .flat_map(|(_, of_slot)| of_slot)
         {
             if instance.wanted {
-                self.draft
-                    .mark_unwanted(instance, "ended", "is not needed any more");
+                self.not_needed(instance);
             }
         }
         let all = slots.values().flatten();
@@ -232,7 +234,11 @@ impl Decider<'_, '_> {
         let mut empty = 0;
         let wanted = slots.values().flatten().filter(|instance| instance.wanted);
         let mut siblings: Vec<_> = wanted.map(|instance| instance.uuid).collect();
-        for slot in 1..=count {
+        let mut waiting = 0;
+        for slot in 1..=with_surge {
+            if slot == count + 1 {
+                waiting = self.waiting(workload, &statuses);
+            }
             let of_slot = slots.get(&slot).map_or(&[][..], Vec::as_slice);
             let mut status = self.slot_status(workload, slot, of_slot);
             let blocking = of_slot
@@ -242,7 +248,11 @@ impl Decider<'_, '_> {
             if let Some(instance) = blocking.filter(|instance| self.hangs(instance)) {
                 status = SlotStatus::Stuck(instance);
             }
-            if is_free && room_here > 0 && self.fill(workload, slot, &mut siblings, uuids) {
+            if is_free
+                && is_needed(workload, slot, waiting)
+                && room_here > 0
+                && self.fill(workload, slot, &mut siblings, uuids)
+            {
                 room_here -= 1;
                 empty += 1;
             }
@@ -321,6 +331,24 @@ impl Decider<'_, '_> {
         } = self.draft.seen();
         let is_emptied = instance.node.is_some_and(|node| in_maintenance.contains(&node));
         is_emptied && in_maintenance.len() < nodes.len()
+    }
+
+    /// The number of instances of the count that wait to be replaced.
+    fn waiting(&self, workload: &Workload, of_count: &[SlotStatus<'_>]) -> usize {
+        let is_paused = workload.rollout.state == RolloutState::Paused;
+        let waits = |status: &&SlotStatus<'_>| match status.available() {
+            Some(instance) => {
+                (instance.version != workload.version && !is_paused)
+                    || (instance.state == InstanceState::Running && self.is_to_leave(instance))
+            }
+            None => status.unhealthy().is_some(),
+        };
+        of_count.iter().filter(waits).count()
+    }
+
+    fn not_needed(&mut self, instance: &Instance) {
+        self.draft
+            .mark_unwanted(instance, "ended", "is not needed any more");
     }
 
     fn leave(&mut self, instance: &Instance) {
@@ -405,17 +433,19 @@ impl Decider<'_, '_> {
     fn roll(&mut self, workload: &Workload, statuses: &[SlotStatus<'_>]) {
         let (name, version) = (&workload.name, workload.version);
         let is_new = |instance: &Instance| instance.version == version;
-        let available = statuses.iter().filter_map(SlotStatus::available);
-        let mut available = available.filter(|instance| is_new(instance)).count();
+        let is_available = |status: &SlotStatus<'_>| status.available().is_some_and(is_new);
+        let mut available = statuses.iter().filter(|status| is_available(status)).count();
+        let count = workload.spec.count as usize;
+        let (of_count, of_surge) = statuses.split_at(count);
         // The deadline of a step begins again with each further instance that is available, and does not
         // count while all that is left to do waits for instances that hang.
-        let is_held = statuses
+        let is_held = of_count
             .iter()
-            .all(|status| matches!(status, SlotStatus::Stuck(_)) || status.available().is_some_and(&is_new));
+            .all(|status| matches!(status, SlotStatus::Stuck(_)) || is_available(status));
         let begins_anew = is_held || !workload.is_under_way();
         let now = self.draft.now();
         self.soft.progress(name, version, available, begins_anew, now);
-        if available == statuses.len() {
+        if of_count.iter().all(is_available) {
             self.soft.recovered(name);
             if workload.rollout.state != RolloutState::Steady {
                 self.draft.workload_event(
@@ -425,16 +455,20 @@ impl Decider<'_, '_> {
                 );
                 let touched = self.draft.touch(workload);
                 // A workload with a count of 0 shows nothing about its version.
-                if available > 0 {
+                if count > 0 {
                     touched.completed();
                 }
                 touched.rollout.state = RolloutState::Steady;
                 touched.rollout.failures = 0;
             }
         }
-        let limit = workload.spec.update.max_unavailable as usize;
-        let missing = |status: &&SlotStatus<'_>| matches!(status, SlotStatus::Running(_) | SlotStatus::Empty);
-        let mut missing = statuses.iter().filter(missing).count();
+        let is_missing =
+            |status: &&SlotStatus<'_>| matches!(status, SlotStatus::Running(_) | SlotStatus::Empty);
+        let runs = |status: &&SlotStatus<'_>| !is_missing(status) && !matches!(status, SlotStatus::Stuck(_));
+        // Each instance of the surge makes up for one that is missing.
+        let limit = workload.spec.update.max_unavailable as usize + of_surge.iter().filter(runs).count();
+        let mut missing = of_count.iter().filter(is_missing).count();
+        let waiting = self.waiting(workload, of_count);
         let mut unhealthy: Vec<_> = statuses.iter().filter_map(SlotStatus::unhealthy).collect();
         // The instances of a slot that failed less often come first.
         unhealthy.sort_by_key(|instance| instance.attempt);
@@ -448,11 +482,21 @@ impl Decider<'_, '_> {
         // An old instance, or one whose node is being emptied, is removed only while fewer than the allowed
         // number are missing; the free slot is filled in a later step.
         let is_paused = workload.rollout.state == RolloutState::Paused;
-        for status in statuses {
+        for (slot, status) in (1..).zip(statuses) {
+            let is_surplus = !is_needed(workload, slot, waiting);
+            // Nothing counts on an instance that is not available yet.
+            if let SlotStatus::Running(instance) = status
+                && is_surplus
+                && missing <= limit
+            {
+                self.not_needed(instance);
+            }
             let Some(instance) = status.available().filter(|_| missing < limit) else {
                 continue;
             };
-            if !is_new(instance) && !is_paused {
+            if is_surplus {
+                self.not_needed(instance);
+            } else if !is_new(instance) && !is_paused && slot <= workload.spec.count {
                 self.draft
                     .mark_unwanted(instance, "rollout", &format!("makes room for version {version}"));
             } else if instance.state == InstanceState::Running && self.is_to_leave(instance) {
@@ -468,9 +512,11 @@ impl Decider<'_, '_> {
     }
 
     fn status(&self, workload: &Workload, statuses: &[SlotStatus<'_>], starting: usize) -> Status {
-        let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| {
-            u32::try_from(statuses.iter().filter(|status| which(status)).count()).unwrap_or(u32::MAX)
+        let count = |slots: &[SlotStatus<'_>], which: &dyn Fn(&SlotStatus<'_>) -> bool| {
+            u32::try_from(slots.iter().filter(|status| which(status)).count()).unwrap_or(u32::MAX)
         };
+        let (of_count, of_surge) = statuses.split_at(workload.spec.count as usize);
+        let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| count(of_count, which);
         let is_unknown = |instance: &Instance| {
             let seen = self.draft.seen().instances.get(&instance.uuid);
             has_check(workload, instance) && seen.is_some_and(|seen| seen.health == HealthState::Unset)
@@ -513,7 +559,10 @@ impl Decider<'_, '_> {
             running: healthy + unproven + unhealthy,
             healthy,
             done,
-            outdated: counted(&|status| match status {
+            surge: count(of_surge, &|status| {
+                !matches!(status, SlotStatus::Empty | SlotStatus::Stuck(_))
+            }),
+            outdated: count(statuses, &|status| match status {
                 SlotStatus::Healthy(i)
                 | SlotStatus::Done(i)
                 | SlotStatus::Running(i)
@@ -525,6 +574,14 @@ impl Decider<'_, '_> {
             problem: problem.filter(|_| healthy + done < workload.spec.count),
         }
     }
+}
+
+/// True if a slot is one of the count, or one of the surge that is needed: an instance waits to be replaced, or
+/// the slot had the new version when the roll-out was paused.
+fn is_needed(workload: &Workload, slot: u32, waiting: usize) -> bool {
+    let Rollout { state, slots, .. } = &workload.rollout;
+    slot as usize <= workload.spec.count as usize + waiting
+        || (*state == RolloutState::Paused && slots.contains(&slot))
 }
 
 /// True if an instance has failed and has no volume, which its successor would need.

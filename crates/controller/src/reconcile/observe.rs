@@ -245,7 +245,7 @@ impl Observer<'_, '_> {
             };
             // An instance whose slot is taken or does not exist is adopted as unwanted, so that it is
             // deleted.
-            let fits = !workload.deleting && (1..=workload.spec.count).contains(&labels.slot);
+            let fits = !workload.deleting && (1..=workload.spec.slots()).contains(&labels.slot);
             let wanted = fits && taken.insert((labels.workload.clone(), labels.slot));
             let version = workload
                 .versions

@@ -108,7 +108,7 @@ pub(super) fn apply(state: &State, specs: Vec<Spec>) -> Result<(Vec<Applied>, Ve
     }
     let others = state.workloads.values().map(|workload| &workload.spec);
     let others = others.filter(|spec| !names.contains(&spec.name));
-    let counts = others.chain(&specs).map(|spec| u64::from(spec.count));
+    let counts = others.chain(&specs).map(|spec| u64::from(spec.slots()));
     if counts.sum::<u64>() > MOST_INSTANCES {
         let why = format!("all workloads together would have more than {MOST_INSTANCES} instances");
         return Err(Refused::Invalid(SpecError::at("count", why)));
@@ -278,7 +278,9 @@ fn being_deleted(name: &str) -> Refused {
 /// Checks a spec alone, without the other workloads.
 fn check(spec: &Spec) -> Result<(), SpecError> {
     spec.check()?;
-    let payload = spec.template().payload(&spec.name, spec.count, uuid::Uuid::nil());
+    let payload = spec
+        .template()
+        .payload(&spec.name, spec.slots(), uuid::Uuid::nil());
     let bytes = ssntp::payload::Payload::encode(&payload.start).len();
     if bytes > MOST_START {
         let why = format!("it has {bytes} bytes; the most is {MOST_START}");

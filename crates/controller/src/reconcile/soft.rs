@@ -38,6 +38,8 @@ pub struct Status {
     pub healthy: u32,
     /// The number of slots whose instance has succeeded and is not replaced.
     pub done: u32,
+    /// The number of instances that run beyond the count, while others are replaced.
+    pub surge: u32,
     /// The number of instances of another version than the present one.
     pub outdated: u32,
     /// The number of instances that are being started.

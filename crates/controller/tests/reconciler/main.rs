@@ -5,6 +5,7 @@
 mod health;
 mod nodes;
 mod rollouts;
+mod surge;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

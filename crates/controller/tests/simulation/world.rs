@@ -6,6 +6,7 @@ use std::time::Duration;
 use ssntp_controller::Spec;
 use ssntp_controller::model::{Instance, InstanceState, RolloutState, State, Workload, Write};
 use ssntp_controller::reconcile::{Command, Core, Now, RolloutOrder, Seen};
+use ssntp_payload::HealthState;
 use uuid::Uuid;
 
 use super::cluster::Cluster;
@@ -179,12 +180,14 @@ impl World {
 
     fn spec(&mut self, name: &str, what: &str) -> Spec {
         let random = &mut self.random;
+        let surge = random.below(6).saturating_sub(3);
         let mut json = serde_json::json!({
             "name": name,
             "count": random.below(7),
             "start": { "command": [what, format!("v{}", random.below(4))] },
             "update": {
-                "max_unavailable": random.between(1, 2),
+                "surge": surge,
+                "max_unavailable": random.between(u64::from(surge == 0), 2),
                 "healthy_s": random.between(0, 10),
                 "deadline_s": random.between(100, 300),
             },
@@ -255,7 +258,7 @@ impl World {
         let workload = self.disk.workloads.get(&instance.workload);
         let Some(workload) = workload.filter(|workload| {
             let is_removed = before.is_some_and(|before| runs(before)) && !instance.wanted;
-            is_removed && !workload.deleting && instance.slot <= workload.spec.count
+            is_removed && !workload.deleting && instance.slot <= workload.spec.slots()
         }) else {
             return;
         };
@@ -263,7 +266,7 @@ impl World {
             .disk
             .instances
             .values()
-            .filter(|other| other.workload == workload.name && other.slot <= workload.spec.count)
+            .filter(|other| other.workload == workload.name && other.slot <= workload.spec.slots())
             .filter(|other| other.uuid != instance.uuid && runs(other))
             .count();
         assert!(
@@ -305,6 +308,23 @@ impl World {
     fn check_start(&self, uuid: Uuid) {
         let instance = &self.disk.instances[&uuid];
         let workload = &self.disk.workloads[&instance.workload];
+        let is_replaced = |other: &Instance| {
+            let seen = self.seen.instances.get(&other.uuid);
+            other.workload == workload.name
+                && other.slot <= workload.spec.count
+                && (other.version != workload.version
+                    || seen.is_some_and(|seen| {
+                        seen.health == HealthState::Unhealthy || self.seen.in_maintenance.contains(&seen.node)
+                    }))
+        };
+        assert!(
+            instance.slot <= workload.spec.count
+                || (instance.slot <= workload.spec.slots()
+                    && (workload.rollout.slots.contains(&instance.slot)
+                        || self.disk.instances.values().any(|other| is_replaced(other)))),
+            "{uuid} is started in slot {}, and nothing is to be replaced",
+            instance.slot
+        );
         if let Some(slots) = self.paused.get(&instance.workload)
             && workload.stable.is_some_and(|stable| stable != workload.version)
             && instance.version == workload.version
