@@ -54,9 +54,30 @@ impl<'a> Api<'a> {
         self.ask("GET", path, None)
     }
 
+    /// Asks a question that may be asked again. The inner error is the reason why the controller has not
+    /// answered it: it is away, or busy.
+    pub(super) fn try_get(&self, path: &str) -> Result<Result<Value, Failure>, Failure> {
+        match self.exchange("GET", path, None) {
+            Ok(Err((code, why))) if code < 500 => Err(why),
+            Err(_) if self.stop.requested() => Err(self.stop.interrupted()),
+            Err(why) | Ok(Err((_, why))) => Ok(Err(why)),
+            Ok(Ok(value)) => Ok(Ok(value)),
+        }
+    }
+
     /// Sends a request, and reads the JSON of its answer. Blocks for at most 30 seconds for the
     /// connection and again for the answer, or until a signal.
     pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        self.exchange(method, path, body)?.map_err(|(_, why)| why)
+    }
+
+    /// The answer to a request, or the code and the reason of a refusal.
+    fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Result<Value, (u16, Failure)>, Failure> {
         let token = self.token()?.map(|token| format!("Bearer {token}"));
         let body = body.map(Value::to_string).unwrap_or_default();
         let mut connection = self.connect()?;
@@ -72,10 +93,10 @@ impl<'a> Api<'a> {
         })?;
         let value = serde_json::from_slice(&body);
         match code {
-            200..300 => {
-                value.map_err(|e| self.failed(format_args!("this is not the answer of a controller: {e}")))
-            }
-            _ => Err(refused(code, &value.unwrap_or_default(), &body)),
+            200..300 => value
+                .map(Ok)
+                .map_err(|e| self.failed(format_args!("this is not the answer of a controller: {e}"))),
+            _ => Ok(Err((code, refused(code, &value.unwrap_or_default(), &body)))),
         }
     }
 

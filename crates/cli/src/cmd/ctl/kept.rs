@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::api::{Api, ApiArgs};
 use super::options::Options;
+use super::rollouts;
 use crate::cmd::table::{Columns, list, print_values, sheet};
 use crate::failure::Failure;
 use crate::input;
@@ -25,6 +26,21 @@ const MOST: usize = 1000;
 /// refused. Workloads that are not in the file stay unchanged.
 #[derive(Debug, clap::Args)]
 pub(super) struct ApplyArgs {
+    #[command(flatten)]
+    workloads: FileArgs,
+    /// Wait until all of them are rolled out, and print their progress
+    ///
+    /// Without --timeout, the wait has no limit. Exit codes: 0 if all instances run and are healthy;
+    /// 1 if the file is refused, a workload is removed, or the time limit passes first; 3 if a
+    /// roll-out goes back, fails without an earlier version, or is replaced by another order; 4 if the
+    /// outcome is unknown, because the controller does not answer.
+    #[arg(long)]
+    wait: bool,
+}
+
+// No help here, because it would replace that of `apply`.
+#[derive(Debug, clap::Args)]
+pub(super) struct FileArgs {
     #[command(flatten)]
     api: ApiArgs,
     /// Workloads as YAML, one a document; - is the standard input
@@ -102,7 +118,7 @@ pub(super) struct RemoveArgs {
     revision: Option<i64>,
 }
 
-impl ApplyArgs {
+impl FileArgs {
     /// Reads and checks the workloads of all files.
     fn specs(&self) -> Result<Vec<Spec>, Failure> {
         let mut specs = Vec::new();
@@ -130,8 +146,8 @@ impl ApplyArgs {
         }
     }
 
-    /// Applies all workloads or none. Returns true if that changes something, or would change it.
-    fn apply(&self, options: &Options, stop: &Stop, dry_run: bool) -> Result<bool, Failure> {
+    /// Applies all workloads or none. Returns the change of each.
+    fn apply(&self, api: &Api<'_>, options: &Options, dry_run: bool) -> Result<Vec<Value>, Failure> {
         let specs = self.specs()?;
         let mut body = serde_json::to_value(&specs).map_err(Failure::new)?;
         let mut path = format!("workloads?dry_run={}", u8::from(dry_run));
@@ -142,13 +158,11 @@ impl ApplyArgs {
             path = path.replace('?', &format!("/{}?revision={revision}&", one.name));
             body = body[0].take();
         }
-        let answer = Api::new(&self.api, options, stop).ask("PUT", &path, Some(&body))?;
-        let mut is_changed = false;
-        for applied in rows(answer) {
-            is_changed |= applied["change"] != json!(Changed::Unchanged);
-            even_unread(print_either(options.json, &applied, in_words(&applied, dry_run)))?;
+        let applied = rows(api.ask("PUT", &path, Some(&body))?);
+        for one in &applied {
+            even_unread(print_either(options.json, one, in_words(one, dry_run)))?;
         }
-        Ok(is_changed)
+        Ok(applied)
     }
 }
 
@@ -177,13 +191,19 @@ fn in_words(applied: &Value, dry_run: bool) -> String {
 }
 
 pub(super) fn apply(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<(), Failure> {
-    args.apply(options, stop, false).map(drop)
+    let api = Api::new(&args.workloads.api, options, stop);
+    let applied = args.workloads.apply(&api, options, false)?;
+    if args.wait {
+        rollouts::wait(&api, options, stop, &applied)?;
+    }
+    Ok(())
 }
 
-pub(super) fn diff(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<(), Failure> {
-    match args.apply(options, stop, true) {
-        Ok(true) => Err(Failure::Silent(1)),
-        Ok(false) => Ok(()),
+pub(super) fn diff(options: &Options, stop: &Stop, args: &FileArgs) -> Result<(), Failure> {
+    let is_changed = |one: &Value| one["change"] != json!(Changed::Unchanged);
+    match args.apply(&Api::new(&args.api, options, stop), options, true) {
+        Ok(applied) if applied.iter().any(is_changed) => Err(Failure::Silent(1)),
+        Ok(_) => Ok(()),
         // The exit code 1 means that there are differences, as for diff(1).
         Err(Failure::Failed(why)) => Err(Failure::usage(why)),
         Err(other) => Err(other),
@@ -288,6 +308,7 @@ const WORKLOAD: Columns<(), Value> = &[
     ("running", |(), one| text(&one["status"]["running"])),
     ("healthy", |(), one| text(&one["status"]["healthy"])),
     ("done", |(), one| text(&one["status"]["done"])),
+    ("surge", |(), one| text(&one["status"]["surge"])),
     ("outdated", |(), one| text(&one["status"]["outdated"])),
     ("starting", |(), one| text(&one["status"]["starting"])),
     ("problem", |(), one| text(&one["status"]["problem"])),
@@ -312,7 +333,7 @@ const HISTORY: Columns<(), Value> = &[
     ("TEXT", |(), row| text(&row["text"])),
 ];
 
-fn state(workload: &Value) -> String {
+pub(super) fn state(workload: &Value) -> String {
     if workload["deleting"] == json!(true) {
         "deleting".into()
     } else {
@@ -325,7 +346,7 @@ fn at(row: &Value) -> String {
     timestamp::format(at.saturating_mul(1_000_000))
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),

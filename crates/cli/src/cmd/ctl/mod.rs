@@ -21,6 +21,7 @@
 //! | `moves` | `evacuate --move` |
 //! | `workload` | the workload of `start`, from flags or a file |
 //! | `kept` | `apply`, `diff`, `get`, `history`, `rollout`, `remove`: the workloads of a controller daemon |
+//! | `rollouts` | `apply --wait` |
 //! | `api` | requests to a controller daemon |
 //! | `list` | `nodes`, `instances`, `cncis`, and the filters of instances |
 //! | `describe` | `describe`: everything about one instance or node |
@@ -48,6 +49,7 @@ mod logs;
 mod moves;
 mod options;
 mod prune;
+mod rollouts;
 mod servers;
 pub(super) mod session;
 pub(super) mod sessions;
@@ -130,7 +132,7 @@ enum Verb {
     Apply(kept::ApplyArgs),
     /// Show what `apply` would change; the exit code is 1 if it would change something, and 2
     /// if that cannot be determined
-    Diff(kept::ApplyArgs),
+    Diff(kept::FileArgs),
     Get(kept::GetArgs),
     History(kept::HistoryArgs),
     Rollout(kept::RolloutArgs),

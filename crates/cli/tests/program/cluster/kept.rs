@@ -342,6 +342,74 @@ fn a_failed_version_is_rolled_back() {
 }
 
 #[test]
+fn apply_can_wait_for_the_roll_out_and_instances_start_before_others_are_stopped() {
+    let mut kept = Kept::new(1);
+    let wait = |kept: &Kept, name: &str, more: &str| {
+        let text = format!("name: {name}\n{more}\n");
+        fs::write(kept.cluster.path("web.yaml"), text).unwrap();
+        kept.words(&words("ctl apply --wait -f web.yaml"))
+    };
+    let update = "update: {max_unavailable: 0, surge: 1, healthy_s: 0, max_failures: 2}";
+    let more = |command: &str| format!("count: 2\nstart: {{command: {command}, mem_mb: 8}}\n{update}");
+    let first = wait(&kept, "web", &more("[sleep, \"1000\"]"));
+    assert_eq!(first.code, Some(0), "{first:?}");
+    assert!(
+        first.stdout.trim_end().ends_with("workload web is rolled out"),
+        "{}",
+        first.stdout
+    );
+    assert_eq!(kept.done("get web")[0]["workload"]["status"]["healthy"], 2);
+    let last = kept.last_row();
+    let second = wait(&kept, "web", &more("[sleep, \"1001\"]"));
+    assert_eq!(second.code, Some(0), "{second:?}");
+    let rows = kept.done("history web --limit 100");
+    let new = |row: &&Value| row["id"].as_i64() > Some(last);
+    let (mut running, mut least) = (2, 2);
+    for row in rows.iter().filter(new).rev() {
+        running += i32::from(row["kind"] == "running")
+            - i32::from(row["kind"] == "rollout" && row["instance"].is_string());
+        least = least.min(running);
+    }
+    assert_eq!(least, 2, "{rows:#?}");
+    kept.settles(2, 1001);
+    let bad = wait(&kept, "web", &more("[/does/not/exist]"));
+    assert_eq!(bad.code, Some(3), "{bad:?}");
+    assert!(
+        bad.stdout
+            .contains("has gone back to version 2: version 3: 2 instances failed"),
+        "{}",
+        bad.stdout
+    );
+    let refused = wait(
+        &kept,
+        "web",
+        "start: {command: [a]}\nupdate: {max_unavailable: 0}",
+    );
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    // Nothing is known of a roll-out whose controller has ended.
+    let slow = "start: {command: [sleep, \"9\"]}\nhealth: {command: [\"false\"], start_s: 600}";
+    fs::write(kept.cluster.path("slow.yaml"), format!("name: slow\n{slow}\n")).unwrap();
+    let mut command = kept.command(&words("ctl apply --wait --timeout 20 -f slow.yaml"));
+    let waiting = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    kept.comes("it is applied", || {
+        let all = kept.done("get");
+        all.iter()
+            .any(|one| one["name"] == "slow")
+            .then_some(())
+            .ok_or(format!("{all:?}"))
+    });
+    kept.kill();
+    let ended = waiting.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout);
+    assert_eq!(ended.status.code(), Some(4), "{said}");
+    assert!(said.contains("workload slow has an unknown outcome"), "{said}");
+}
+
+#[test]
 fn a_version_whose_checks_fail_on_the_node_goes_back_and_says_why() {
     let kept = Kept::new(2);
     let apply = |check: &str, start_s: u32| {
