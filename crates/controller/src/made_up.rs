@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::clock::ms;
 use crate::daemon::{Outcome, UserRequest};
-use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload};
+use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload, tenant_of};
 use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::{Applied, Changed, Figures, Health, Query, Refused, Row, Snapshot, Spec, State, Status};
 use ssntp::payload::{FrameTrace, Id, NodeTrace, SessionEntry};
@@ -418,6 +418,9 @@ impl MadeUp {
         *last += 1;
         let id = *last;
         drop(last);
+        let state = self.picture.lock().unwrap().kept.state.clone();
+        let of = workload.as_ref().and_then(|name| state.workloads.get(name));
+        let tenant = of.and_then(|of| tenant_of(&of.spec.start));
         let mut rows = self.kept.rows.lock().unwrap();
         let (at, kind, text) = (ms(ago(age)), kind.to_owned(), text.to_owned());
         rows.push_back(Row {
@@ -428,6 +431,7 @@ impl MadeUp {
             instance,
             node,
             actor: None,
+            tenant,
             text,
         });
         drop(rows);
@@ -483,6 +487,7 @@ impl Source for MadeUp {
                     .is_none_or(|name| row.workload.as_ref() == Some(name))
                 && query.instance.is_none_or(|uuid| row.instance == Some(uuid))
                 && query.node.is_none_or(|uuid| row.node == Some(uuid))
+                && (query.tenant.is_none() || row.tenant == query.tenant)
         };
         let found = rows.iter().filter(fits).cloned();
         let limit = query.limit.min(1000);

@@ -55,6 +55,22 @@ pub(crate) trait Source: fmt::Debug + Send + Sync + 'static {
     /// Rows of the history.
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String>;
 
+    /// The numbers of the oldest and the newest row that are stored.
+    fn stored(&self) -> Result<Option<(i64, i64)>, String> {
+        let end = |newest_first| {
+            self.rows(&Query {
+                limit: 1,
+                newest_first,
+                ..Query::default()
+            })
+        };
+        let (oldest, newest) = (end(false)?, end(true)?);
+        Ok(oldest
+            .first()
+            .zip(newest.first())
+            .map(|(one, other)| (one.id, other.id)))
+    }
+
     /// Figures of a node from `since` on, in milliseconds since 1970; the oldest first.
     fn figures(&self, node: Uuid, since: i64) -> Result<Vec<Figures>, String>;
 

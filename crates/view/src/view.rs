@@ -147,6 +147,40 @@ impl View {
         self.leader.as_ref().map_or(self.has_snapshot, led)
     }
 
+    /// The view of a reader that may see these instances alone. Of their nodes it has whether they report, and of
+    /// the cluster whether it has a session.
+    #[must_use]
+    pub fn of_instances(&self, is_seen: impl Fn(Uuid) -> bool) -> Self {
+        let instances = self.instances.iter().filter(|(uuid, _)| is_seen(**uuid));
+        let of_node = |node: &Node| {
+            let instances: BTreeSet<_> = node
+                .instances
+                .iter()
+                .copied()
+                .filter(|uuid| is_seen(*uuid))
+                .collect();
+            let has_some = !instances.is_empty();
+            has_some.then(|| Node {
+                compute: node.compute,
+                connected: node.connected,
+                since: node.since,
+                status: node.status.clone(),
+                seen: node.seen,
+                instances,
+                reported: node.reported,
+                ..Node::new(node.uuid, node.since)
+            })
+        };
+        let nodes = self.nodes.values().filter_map(of_node);
+        Self {
+            online: self.online,
+            has_snapshot: self.has_snapshot,
+            instances: instances.map(|(uuid, one)| (*uuid, one.clone())).collect(),
+            nodes: nodes.map(|node| (node.uuid, node)).collect(),
+            ..Self::new(self.history)
+        }
+    }
+
     /// Every node in the order of the UUIDs, including disconnected ones.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values()

@@ -6,6 +6,7 @@
 //! | at a Unix socket, which only the daemon's own user can open | read, unless `login` is set |
 //! | with the cookie of a token | read |
 //! | with `Authorization: Bearer` and a token | read, and write if the token has that right |
+//! | with a token, or its cookie, that is limited to a tenant | read what the tenant has |
 //! | over TLS, with a certificate of the cluster and the role Controller | read and write |
 //! | over TLS, with a certificate of the authority for readers | read |
 
@@ -41,14 +42,22 @@ pub(super) struct Client {
     pub(super) name: String,
     /// True if it may read the output of instances.
     pub(super) reads_output: bool,
+    /// The tenant to which it is limited; `None` if it may see everything.
+    pub(super) tenant: Option<String>,
 }
 
 impl Client {
     fn of_token(token: Token) -> Self {
         Self {
-            right: token.right,
+            // A token for a tenant cannot be made with the right to write.
+            right: if token.tenant.is_some() {
+                Right::Read
+            } else {
+                token.right
+            },
             reads_output: true,
             name: format!("token {}", token.name),
+            tenant: token.tenant,
         }
     }
 }
@@ -118,12 +127,12 @@ impl Access {
         if by_certificate.is_some() {
             return Ok(by_certificate);
         }
-        let reader = |reads_output| Client {
+        let unknown = (!self.login).then(|| Client {
             right: Right::Read,
             name: String::new(),
-            reads_output,
-        };
-        let unknown = (!self.login).then(|| reader(self.is_private));
+            reads_output: self.is_private,
+            tenant: None,
+        });
         let cookie = request.header("cookie").and_then(|cookies| {
             let mut cookies = cookies
                 .split(';')
@@ -136,7 +145,13 @@ impl Access {
         match self.tokens.of_cookie(cookie) {
             // The browser has to log in again, as it does if the token was removed.
             Err(TokenError::Expired(..)) => Ok(unknown),
-            token => Ok(token.map_err(refused)?.map(|_| reader(true)).or(unknown)),
+            token => {
+                let of_token = token.map_err(refused)?.map(|token| Client {
+                    right: Right::Read,
+                    ..Client::of_token(token)
+                });
+                Ok(of_token.or(unknown))
+            }
         }
     }
 }
@@ -181,6 +196,7 @@ impl Trusts {
             right,
             name: name.unwrap_or_default(),
             reads_output: true,
+            tenant: None,
         };
         let of_cluster = self.cluster.verify(chain);
         if of_cluster.is_ok_and(|certificate| certificate.roles.intersects(Role::CONTROLLER)) {

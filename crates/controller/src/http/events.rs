@@ -26,7 +26,6 @@ use super::programs::unavailable;
 use super::tokens::Right;
 use crate::model::Row;
 use crate::source::{Output, Rows, Source, Written};
-use crate::store::Query;
 
 /// The maximum number of clients that may follow at a time. Each has a thread, which is nearly always asleep.
 pub(super) const FOLLOWERS: usize = 64;
@@ -51,26 +50,14 @@ pub(super) fn reply(
     may_read: impl Fn() -> bool + Send + 'static,
 ) -> Result<Reply, Refused> {
     let answer = Answer::new(200, "text/event-stream", "");
-    if let Some(after) = after {
-        let rows = |newest_first| {
-            source.rows(&Query {
-                limit: 1,
-                newest_first,
-                ..Query::default()
-            })
-        };
-        let (oldest, newest) = (
-            rows(false).map_err(unavailable)?,
-            rows(true).map_err(unavailable)?,
-        );
-        // A number above the newest row means that the database was replaced. If no row is stored
-        // at all, no row can have been missed.
-        if let (Some(oldest), Some(newest)) = (oldest.first(), newest.first())
-            && (after < oldest.id.saturating_sub(1) || after > newest.id)
-        {
-            let body = |stream: &mut Stream| drop(stream.send("event: reload\ndata: {}\n\n"));
-            return Ok(Reply::Parts(answer, Box::new(body)));
-        }
+    // A number above the newest row means that the database was replaced. If no row is stored at all, no row
+    // can have been missed.
+    if let Some(after) = after
+        && let Some((oldest, newest)) = source.stored().map_err(unavailable)?
+        && (after < oldest.saturating_sub(1) || after > newest)
+    {
+        let body = |stream: &mut Stream| drop(stream.send("event: reload\ndata: {}\n\n"));
+        return Ok(Reply::Parts(answer, Box::new(body)));
     }
     let mut rows = source.follow(after).map_err(unavailable)?;
     if right == Right::Read {

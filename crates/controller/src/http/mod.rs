@@ -3,7 +3,7 @@
 //! ```text
 //!                     ┌─ access: the right of the client
 //!  ssntp_http ────────┼─ programs: /api/v1/… ─────┐
-//!                     ├─ events: /api/v1/events ──┼─▶ Source: pictures, rows, orders
+//!                     ├─ events: /api/v1/events ──┼─▶ Sight ─▶ Source: pictures, rows, orders
 //!                     └─ pages: everything else ──┘
 //! ```
 //!
@@ -21,6 +21,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `access` | the rights of clients |
+//! | `sight` | what a client may see |
 //! | `tokens` | [`Tokens`] |
 //! | `programs` | the routes for programs |
 //! | `events` | the stream of rows |
@@ -30,6 +31,7 @@ mod access;
 mod events;
 mod live;
 mod programs;
+mod sight;
 mod tokens;
 
 use std::path::Path;
@@ -37,12 +39,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use log::warn;
-use ssntp_admin::{Sampled, Sampler};
+use ssntp_admin::Sampler;
 use ssntp_http::{Answer, Http, HttpConfig, HttpError, Limits, Refused, Reply, Request, Service};
 
 use self::access::{Access, COOKIE, Client, Trusts};
 use self::live::Live;
 use self::programs::Programs;
+use self::sight::{Door, Sight};
 pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::daemon::Handle;
 use crate::page;
@@ -153,11 +156,9 @@ impl Api {
         let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture());
         let sampler = sampler.map_err(HttpError::Thread)?;
         let access = Access::new(config.tokens, config.login, config.is_private, trusts);
-        let (of_programs, pictures) = (Arc::clone(&source), sampler.sampled());
         let routes = Arc::new(Routes {
-            programs: Programs::new(of_programs, Arc::clone(&pictures), access.clone()),
-            source,
-            pictures,
+            programs: Programs::new(access.clone()),
+            door: Door::new(source, sampler.sampled()),
             access,
             large: Arc::default(),
             waiting: Arc::default(),
@@ -205,8 +206,7 @@ impl Drop for Api {
 
 #[derive(Debug)]
 struct Routes {
-    source: Arc<dyn Source>,
-    pictures: Arc<Sampled<Picture>>,
+    door: Door,
     access: Access,
     programs: Programs,
     /// Each large answer holds a clone, so the count of clones is the number of large answers.
@@ -256,12 +256,15 @@ impl Service for Routes {
             ))
             .into(),
             (Ok(None), false) => Answer::new(303, HTML, "").with("Location", "/login").into(),
-            (Ok(Some(client)), true) => match self.programs.reply(request, &client) {
+            (Ok(Some(client)), true) => match self.programs.reply(request, &client, &self.door.open(&client))
+            {
                 Ok(Reply::Whole(answer)) => self.bounded(answer).into(),
                 Ok(reply) => reply,
                 Err(refused) => Answer::from(refused).into(),
             },
-            (Ok(Some(client)), false) => self.bounded(self.page(request, &client)).into(),
+            (Ok(Some(client)), false) => self
+                .bounded(self.page(request, &client, &self.door.open(&client)))
+                .into(),
         }
     }
 }
@@ -278,19 +281,19 @@ impl Routes {
         }
     }
 
-    fn page(&self, request: &Request, client: &Client) -> Answer {
+    fn page(&self, request: &Request, client: &Client, sight: &Sight) -> Answer {
         let path = request.path.as_str();
         let fail = |code, title, why: &str| html(code, page::failure(path, title, why));
         if !matches!(request.method.as_str(), "GET" | "HEAD") {
             return fail(405, "Pages are read only", "Programs write at /api/v1.");
         }
-        let picture = match self.pictures.sample() {
+        let picture = match sight.picture() {
             Ok(picture) => picture,
             Err(why) => return fail(503, "The controller does not answer", &why),
         };
         let scene = Scene {
             picture: &picture,
-            source: &*self.source,
+            source: sight,
             params: &Params::decode(&request.query),
             is_followed: request.header(FOLLOWED).is_some(),
             shows_output: client.reads_output,

@@ -1,10 +1,9 @@
 //! The routes for programs, below `/api/v1`. `docs/controller.md` lists them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
-use ssntp_admin::Sampled;
 use ssntp_http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
 
@@ -15,7 +14,7 @@ use crate::daemon::{Snapshot, UserRequest};
 use crate::model::{self, Row, Spec, without_output};
 use crate::page::params::{Params, decode};
 use crate::reconcile::{self, RolloutOrder};
-use crate::source::{Picture, Source};
+use crate::source::Source;
 use crate::store::Query;
 use ssntp::payload::FrameTrace;
 use ssntp::pki::rfc3339;
@@ -75,8 +74,6 @@ struct Ordered {
 /// The routes for programs.
 #[derive(Debug)]
 pub(super) struct Programs {
-    source: Arc<dyn Source>,
-    pictures: Arc<Sampled<Picture>>,
     access: Access,
     /// Held while an answer about the whole cluster is made.
     making: Mutex<()>,
@@ -85,17 +82,16 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    pub(super) fn new(source: Arc<dyn Source>, pictures: Arc<Sampled<Picture>>, access: Access) -> Self {
+    pub(super) fn new(access: Access) -> Self {
         Self {
-            source,
-            pictures,
             access,
             making: Mutex::default(),
             writing: Mutex::default(),
         }
     }
 
-    pub(super) fn reply(&self, request: &Request, client: &Client) -> Found {
+    /// The answer to a client that sees `source`.
+    pub(super) fn reply(&self, request: &Request, client: &Client, source: &dyn Source) -> Found {
         let path = request.path.strip_prefix("/api/v1/").unwrap_or_default();
         let parts: Vec<&str> = path.split('/').collect();
         let params = Params::decode(&request.query);
@@ -126,26 +122,26 @@ impl Programs {
                     let client = access.client(&request).ok().flatten();
                     client.is_some_and(|client| client.reads_output || output.is_none())
                 };
-                events::reply(&*self.source, after, output, client.right, may_read)
+                events::reply(source, after, output, client.right, may_read)
             }
-            ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None, client.right)?),
-            ("GET" | "HEAD", ["traces"]) => self.traces(&params, client.right),
+            ("GET" | "HEAD", ["history"]) => found(&rows(source, &params, None, client.right)?),
+            ("GET" | "HEAD", ["traces"]) => traces(source, &params, client.right),
             ("GET" | "HEAD", ["nodes", node, "figures"]) => {
                 allow(&["since"])?;
                 let since = number(&params, "since")?.unwrap_or(0);
-                let figures = self.source.figures(uuid(node)?, since);
+                let figures = source.figures(uuid(node)?, since);
                 found(&figures.map_err(unavailable)?)
             }
             ("GET" | "HEAD", _) => {
                 let is_filtered = matches!(parts[..], ["instances"]);
                 allow(if is_filtered { &["workload"] } else { &[] })?;
-                let picture = self.pictures.sample().map_err(unavailable)?;
+                let picture = source.picture().map_err(unavailable)?;
                 // One answer is made at a time. An answer of all instances may have many megabytes, and
                 // it counts as a large one only when it is complete.
                 let _making = self.making.lock();
                 // The picture may be some 250 ms old. The desired state is read at once, so that a
                 // client that has written reads what it wrote.
-                read(&self.source.kept(), &picture.view, &parts, &params, client.right)
+                read(&source.kept(), &picture.view, &parts, &params, client.right)
             }
             (method, parts) => {
                 allow(if method == "PUT" {
@@ -160,12 +156,20 @@ impl Programs {
                 }
                 // A certificate is sent with the requests of any page, so the origin is checked too.
                 access::check_origin(request)?;
-                self.write(&client.name, method, parts, request, &params)
+                self.write(source, &client.name, method, parts, request, &params)
             }
         }
     }
 
-    fn write(&self, actor: &str, method: &str, parts: &[&str], request: &Request, params: &Params) -> Found {
+    fn write(
+        &self,
+        source: &dyn Source,
+        actor: &str,
+        method: &str,
+        parts: &[&str],
+        request: &Request,
+        params: &Params,
+    ) -> Found {
         let name = match (method, parts) {
             ("PUT" | "DELETE", ["workloads", name]) | ("POST", ["workloads", name, "rollout"]) => {
                 decode(name)
@@ -188,7 +192,7 @@ impl Programs {
         // Writers compare and write one after the other. So of two writers that know the same
         // revision, the second one gets a 409.
         let _writing = self.writing.lock();
-        self.check_revision(&name, params)?;
+        check_revision(source, &name, params)?;
         match method {
             "PUT" => {
                 let dry_run = match params.get("dry_run") {
@@ -196,7 +200,7 @@ impl Programs {
                     "1" => true,
                     _ => return Err(Refused::at(400, "dry_run", "it must be 1 or 0")),
                 };
-                let apply = |specs| self.source.request(actor, UserRequest::Apply { specs, dry_run });
+                let apply = |specs| source.request(actor, UserRequest::Apply { specs, dry_run });
                 if parts.len() == 1 {
                     return found(&apply(body(&request.body)?)?.1);
                 }
@@ -211,67 +215,73 @@ impl Programs {
                     "DELETE" => UserRequest::Delete(name),
                     _ => UserRequest::Rollout(name, body::<Ordered>(&request.body)?.order),
                 };
-                found(&json!({ "revision": self.source.request(actor, change)?.0 }))
+                found(&json!({ "revision": source.request(actor, change)?.0 }))
             }
         }
     }
+}
 
-    /// Compares the parameter `revision`, if it is there, with the present revision of the workload.
-    /// A workload that does not exist has the revision 0.
-    fn check_revision(&self, name: &str, params: &Params) -> Result<(), Refused> {
-        let Some(expected) = number::<i64>(params, "revision")? else {
-            return Ok(());
-        };
-        let kept = self.source.kept();
-        let known = kept.state.workloads.get(name);
-        let present = known.map_or(0, |workload| workload.revision);
-        if present == expected {
-            return Ok(());
-        }
-        let why = format!("workload {name} has the revision {present} by now; read it again");
-        Err(Refused::at(409, "revision", why))
+/// Compares the parameter `revision`, if it is there, with the present revision of the workload.
+/// A workload that does not exist has the revision 0.
+fn check_revision(source: &dyn Source, name: &str, params: &Params) -> Result<(), Refused> {
+    let Some(expected) = number::<i64>(params, "revision")? else {
+        return Ok(());
+    };
+    let kept = source.kept();
+    let known = kept.state.workloads.get(name);
+    let present = known.map_or(0, |workload| workload.revision);
+    if present == expected {
+        return Ok(());
     }
+    let why = format!("workload {name} has the revision {present} by now; read it again");
+    Err(Refused::at(409, "revision", why))
+}
 
-    fn rows(&self, params: &Params, kind: Option<String>, right: Right) -> Result<Vec<Row>, Refused> {
-        let known = [
-            "after", "before", "limit", "workload", "instance", "node", "kind", "order",
-        ];
-        allow(params, &known)?;
-        let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
-        let limit = number(params, "limit")?.unwrap_or(ROWS);
-        if !(1..=MOST_ROWS).contains(&limit) {
-            return Err(Refused::at(400, "limit", format!("it is 1 to {MOST_ROWS}")));
-        }
-        let newest_first = match params.get("order") {
-            "" | "oldest" => false,
-            "newest" => true,
-            _ => return Err(Refused::at(400, "order", "it is newest or oldest")),
-        };
-        let query = Query {
-            after: number(params, "after")?,
-            before: number(params, "before")?,
-            workload: text("workload"),
-            instance: number(params, "instance")?,
-            node: number(params, "node")?,
-            kind: kind.or(text("kind")),
-            limit,
-            newest_first,
-        };
-        let rows = self.source.rows(&query).map_err(unavailable)?;
-        Ok(match right {
-            Right::Write => rows,
-            Right::Read => rows.into_iter().map(Row::without_output).collect(),
-        })
+fn rows(
+    source: &dyn Source,
+    params: &Params,
+    kind: Option<String>,
+    right: Right,
+) -> Result<Vec<Row>, Refused> {
+    let known = [
+        "after", "before", "limit", "workload", "instance", "node", "kind", "order",
+    ];
+    allow(params, &known)?;
+    let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
+    let limit = number(params, "limit")?.unwrap_or(ROWS);
+    if !(1..=MOST_ROWS).contains(&limit) {
+        return Err(Refused::at(400, "limit", format!("it is 1 to {MOST_ROWS}")));
     }
+    let newest_first = match params.get("order") {
+        "" | "oldest" => false,
+        "newest" => true,
+        _ => return Err(Refused::at(400, "order", "it is newest or oldest")),
+    };
+    let query = Query {
+        after: number(params, "after")?,
+        before: number(params, "before")?,
+        workload: text("workload"),
+        instance: number(params, "instance")?,
+        node: number(params, "node")?,
+        kind: kind.or(text("kind")),
+        limit,
+        newest_first,
+        tenant: None,
+    };
+    let rows = source.rows(&query).map_err(unavailable)?;
+    Ok(match right {
+        Right::Write => rows,
+        Right::Read => rows.into_iter().map(Row::without_output).collect(),
+    })
+}
 
-    fn traces(&self, params: &Params, right: Right) -> Found {
-        let rows = self.rows(params, Some("trace".into()), right)?;
-        let traces = rows.iter().filter_map(|row| {
-            let trace: FrameTrace = serde_json::from_str(&row.text).ok()?;
-            Some(json!({ "id": row.id, "at": row.at, "trace": trace }))
-        });
-        list(traces)
-    }
+fn traces(source: &dyn Source, params: &Params, right: Right) -> Found {
+    let rows = rows(source, params, Some("trace".into()), right)?;
+    let traces = rows.iter().filter_map(|row| {
+        let trace: FrameTrace = serde_json::from_str(&row.text).ok()?;
+        Some(json!({ "id": row.id, "at": row.at, "trace": trace }))
+    });
+    list(traces)
 }
 
 /// Refuses unknown parameters. If they were ignored, a filter with a misspelt name would show

@@ -1,4 +1,5 @@
 mod attacks;
+mod tenant;
 
 use crate::source::Written;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use uuid::Uuid;
 
 use super::*;
 use crate::Query;

@@ -47,6 +47,9 @@ pub struct Token {
     pub name: String,
     /// The right of a client that presents the token.
     pub right: Right,
+    /// The tenant to which the token is limited. `None` if it may see everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// The time at which the token was made, in RFC 3339.
     pub made: String,
     /// The time from which the token is refused, in RFC 3339. `None` if the token has no end.
@@ -117,13 +120,39 @@ impl Tokens {
     /// # Errors
     /// [`TokenError`]; no token was made.
     pub fn add(&self, name: &str, right: Right, lifetime: Option<Duration>) -> Result<String, TokenError> {
-        check_name(name).map_err(|why| TokenError::Name(name.to_owned(), why))?;
+        self.make(name, right, None, lifetime)
+    }
+
+    /// As [`add`](Self::add), for a token that may read what a tenant has, and nothing else.
+    ///
+    /// # Errors
+    /// [`TokenError`]; no token was made.
+    pub fn add_of_tenant(
+        &self,
+        name: &str,
+        tenant: &str,
+        lifetime: Option<Duration>,
+    ) -> Result<String, TokenError> {
+        self.make(name, Right::Read, Some(tenant), lifetime)
+    }
+
+    fn make(
+        &self,
+        name: &str,
+        right: Right,
+        tenant: Option<&str>,
+        lifetime: Option<Duration>,
+    ) -> Result<String, TokenError> {
+        for name in [name].into_iter().chain(tenant) {
+            check_name(name).map_err(|why| TokenError::Name(name.to_owned(), why))?;
+        }
         // Two random UUIDs have 244 random bits. The prefix lets scanners find a leaked token.
         let secret = format!("ssntp-{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
         let now = time(unix_ms());
         let token = Token {
             name: name.to_owned(),
             right,
+            tenant: tenant.map(str::to_owned),
             made: rfc3339(now),
             expires: lifetime
                 .and_then(|lifetime| now.checked_add(lifetime))

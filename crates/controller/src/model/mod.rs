@@ -190,6 +190,8 @@ pub struct Event {
     pub node: Option<Uuid>,
     /// Who gave the order that caused it; `None` if it is no user's order.
     pub actor: Option<String>,
+    /// The tenant of the workload or instance that it is about, by its name.
+    pub tenant: Option<String>,
     /// A sentence. It may contain text of a peer.
     pub text: String,
 }
@@ -213,6 +215,9 @@ pub struct Row {
     /// certificate; `None` if it is no user's order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub actor: Option<String>,
+    /// The tenant of the workload or instance that the row was about when it was written.
+    #[serde(skip)]
+    pub tenant: Option<String>,
     /// A sentence. It may contain text of a peer.
     pub text: String,
 }
@@ -293,14 +298,21 @@ impl Row {
 }
 
 impl Event {
-    pub(crate) fn of_workload(kind: &'static str, workload: &str, text: String) -> Write {
+    pub(crate) fn of_workload(kind: &'static str, workload: &Workload, text: String) -> Write {
         Write::Event(Self {
             kind,
-            workload: Some(workload.to_owned()),
+            workload: Some(workload.name.clone()),
+            tenant: tenant_of(&workload.spec.start),
             text,
             ..Self::default()
         })
     }
+}
+
+/// The tenant that a START names.
+pub(crate) fn tenant_of(start: &ssntp_payload::Start) -> Option<String> {
+    let id = &start.tenant_uuid;
+    (!id.is_empty()).then(|| id.as_str().to_owned())
 }
 
 impl Workload {

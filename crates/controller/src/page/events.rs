@@ -40,6 +40,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
             (before, _) => before.is_some(),
         },
         limit: CHUNK,
+        tenant: None,
     };
     let (mut rows, next) = search(scene, query.clone())?;
     if query.newest_first == oldest_first {

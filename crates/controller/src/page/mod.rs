@@ -54,7 +54,7 @@ pub(crate) const SCRIPT: &str = include_str!("../../assets/page.js");
 pub(crate) const ICON: &str = include_str!("../../assets/icon.svg");
 
 /// The pages in the menu: address and title.
-const MENU: [(&str, &str); 8] = [
+pub(crate) const MENU: [(&str, &str); 8] = [
     ("/", "Now"),
     ("/nodes", "Nodes"),
     ("/workloads", "Workloads"),

@@ -165,7 +165,7 @@ impl Decider<'_, '_> {
         }
         if is_over {
             let text = format!("workload {} is gone", workload.name);
-            self.draft.workload_event("deleted", &workload.name, text);
+            self.draft.workload_event("deleted", workload, text);
             self.draft.write(Write::WorkloadGone(workload.name.clone()));
         }
     }
@@ -200,7 +200,7 @@ impl Decider<'_, '_> {
             "version {from} of {} goes back to version {stable}: {reason}",
             workload.name
         );
-        self.draft.workload_event("rollout", &workload.name, text);
+        self.draft.workload_event("rollout", workload, text);
         let touched = self.draft.touch(workload);
         touched.go_back(stable, format!("version {from}: {reason}"));
         true
@@ -450,7 +450,7 @@ impl Decider<'_, '_> {
             if workload.rollout.state != RolloutState::Steady {
                 self.draft.workload_event(
                     "rollout",
-                    name,
+                    workload,
                     format!("version {version} of {name} runs everywhere"),
                 );
                 let touched = self.draft.touch(workload);

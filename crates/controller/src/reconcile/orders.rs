@@ -197,7 +197,7 @@ fn apply_one(state: &State, spec: Spec) -> Result<(Applied, Vec<Write>), Refused
     Ok((
         applied,
         vec![
-            Event::of_workload("applied", &name, text),
+            Event::of_workload("applied", &workload, text),
             Write::Workload(Box::new(workload)),
         ],
     ))
@@ -212,7 +212,7 @@ pub(super) fn delete(state: &State, name: &str) -> Result<Vec<Write>, Refused> {
     workload.deleting = true;
     let text = format!("workload {name} is to be deleted");
     Ok(vec![
-        Event::of_workload("deleted", name, text),
+        Event::of_workload("deleted", &workload, text),
         Write::Workload(Box::new(workload)),
     ])
 }
@@ -257,7 +257,7 @@ pub(super) fn rollout(state: &State, name: &str, order: RolloutOrder) -> Result<
         }
     };
     Ok(vec![
-        Event::of_workload("rollout", name, text),
+        Event::of_workload("rollout", &workload, text),
         Write::Workload(Box::new(workload)),
     ])
 }

@@ -6,7 +6,7 @@ use ssntp_payload::StartPayload;
 use uuid::Uuid;
 
 use super::input::{Now, Seen};
-use crate::model::{Event, Instance, State, Workload, Write};
+use crate::model::{Event, Instance, State, Workload, Write, tenant_of};
 
 /// A command that is sent once the writes of its plan are on the disk.
 #[derive(Clone, Debug)]
@@ -121,17 +121,21 @@ impl<'a> Draft<'a> {
         let Instance {
             uuid, workload, slot, ..
         } = about;
+        let version = self
+            .workload_of(about)
+            .and_then(|of| of.version_of(about.version));
         self.plan.writes.push(Write::Event(Event {
             kind,
             workload: Some(workload.clone()),
             instance: Some(*uuid),
             node: about.node,
+            tenant: version.and_then(|version| tenant_of(&version.template.start)),
             text: format!("{workload}-{slot} ({uuid}) {what}"),
             ..Event::default()
         }));
     }
 
-    pub(super) fn workload_event(&mut self, kind: &'static str, workload: &str, text: String) {
+    pub(super) fn workload_event(&mut self, kind: &'static str, workload: &Workload, text: String) {
         self.plan.writes.push(Event::of_workload(kind, workload, text));
     }
 

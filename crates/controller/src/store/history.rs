@@ -38,6 +38,8 @@ pub struct Query {
     pub node: Option<Uuid>,
     /// Only rows of this kind.
     pub kind: Option<String>,
+    /// Only rows about workloads and instances of this tenant.
+    pub tenant: Option<String>,
     /// The maximum number of rows; values above 1,000 count as 1,000.
     pub limit: usize,
     /// True if the newest rows come first.
@@ -62,13 +64,14 @@ impl History {
     pub fn rows(&self, query: &Query) -> Result<Vec<Row>, StoreError> {
         let bytes = |uuid: Option<Uuid>| uuid.map(Uuid::into_bytes);
         let (instance, node) = (bytes(query.instance), bytes(query.node));
-        let conditions: [(&str, &dyn ToSql, bool); 6] = [
+        let conditions: [(&str, &dyn ToSql, bool); 7] = [
             ("id >", &query.after, query.after.is_some()),
             ("id <", &query.before, query.before.is_some()),
             ("workload =", &query.workload, query.workload.is_some()),
             ("instance =", &instance, instance.is_some()),
             ("node =", &node, node.is_some()),
             ("kind =", &query.kind, query.kind.is_some()),
+            ("tenant =", &query.tenant, query.tenant.is_some()),
         ];
         let mut text = format!("SELECT {} FROM history WHERE 1", schema::COLUMNS);
         let mut values = Vec::new();

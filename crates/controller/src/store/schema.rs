@@ -31,6 +31,8 @@ const MIGRATIONS: &[&str] = &[
     // The pages of traces and of one kind of events ask for rare kinds again and again.
     "CREATE INDEX history_kind ON history (kind, id);",
     "ALTER TABLE history ADD COLUMN actor TEXT;",
+    "ALTER TABLE history ADD COLUMN tenant TEXT;
+     CREATE INDEX history_tenant ON history (tenant, id) WHERE tenant IS NOT NULL;",
 ];
 /// The time limit for waiting for another connection. Only a checkpoint makes one wait.
 const BUSY: Duration = Duration::from_secs(5);
@@ -185,13 +187,23 @@ fn insert(connection: &Connection, event: &Event, at: i64) -> rusqlite::Result<(
     let (instance, node) = (bytes(event.instance), bytes(event.node));
     run(
         connection,
-        "INSERT INTO history (at, kind, workload, instance, node, text, actor) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-        params![at, event.kind, event.workload, instance, node, text, event.actor],
+        "INSERT INTO history (at, kind, workload, instance, node, text, actor, tenant)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        params![
+            at,
+            event.kind,
+            event.workload,
+            instance,
+            node,
+            text,
+            event.actor,
+            event.tenant
+        ],
     )
 }
 
 /// The columns that [`row`] reads.
-pub(super) const COLUMNS: &str = "id, at, kind, workload, instance, node, text, actor";
+pub(super) const COLUMNS: &str = "id, at, kind, workload, instance, node, text, actor, tenant";
 
 pub(super) fn row(found: &Found<'_>) -> rusqlite::Result<Row> {
     let uuid = |at| Ok::<_, rusqlite::Error>(found.get::<_, Option<[u8; 16]>>(at)?.map(Uuid::from_bytes));
@@ -204,6 +216,7 @@ pub(super) fn row(found: &Found<'_>) -> rusqlite::Result<Row> {
         node: uuid(5)?,
         text: found.get(6)?,
         actor: found.get(7)?,
+        tenant: found.get(8)?,
     })
 }
 

@@ -116,6 +116,7 @@ fn history_is_selected_by_workload_instance_node_and_kind() {
         Write::Event(Event {
             kind: "running",
             workload: Some(workload.into()),
+            tenant: (workload == "web").then(|| "blue".into()),
             instance: Some(Uuid::from_u128(9)),
             text: text.into(),
             ..Event::default()
@@ -135,6 +136,11 @@ fn history_is_selected_by_workload_instance_node_and_kind() {
         ..some.clone()
     };
     assert_eq!(texts(&history, &web), ["b"]);
+    let blue = Query {
+        tenant: Some("blue".into()),
+        ..some.clone()
+    };
+    assert_eq!(texts(&history, &blue), ["b"]);
     let instance = Query {
         instance: Some(Uuid::from_u128(9)),
         newest_first: true,
@@ -228,7 +234,7 @@ fn a_database_of_a_later_version_is_named() {
             error,
             StoreError::Newer {
                 found: 99,
-                known: 4,
+                known: 5,
                 ..
             }
         ),
@@ -576,6 +582,7 @@ fn an_hour_of_a_thousand_nodes_with_ten_thousand_instances_is_small() {
             workload: Some(about.workload.clone()),
             kind,
             actor: None,
+            tenant: None,
             instance: Some(about.uuid),
             node: about.node,
             text: format!("{}-{} ({}) {text}", about.workload, about.slot, about.uuid),

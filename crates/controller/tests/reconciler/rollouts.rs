@@ -219,3 +219,34 @@ fn the_last_three_failed_instances_of_a_slot_stay_on_their_node() {
     bench.settle();
     assert!(bench.seen.instances.is_empty());
 }
+
+#[test]
+fn each_row_has_the_tenant_of_its_instance_when_it_was_written() {
+    let mut bench = Bench::new();
+    let mut rows = Vec::new();
+    for tenant in ["blue", "green"] {
+        let mut spec = quick("a");
+        spec["start"]["tenant"] = tenant.into();
+        let spec: Spec = serde_json::from_value(spec).unwrap();
+        let mut writes = bench.core.apply(vec![spec]).unwrap().1;
+        for _ in 0..40 {
+            rows.extend(writes.iter().filter_map(|write| match write {
+                Write::Event(event) => Some(event.clone()),
+                _ => None,
+            }));
+            bench.core.handle_commit(writes, 1);
+            let plan = bench.plan();
+            plan.commands.iter().for_each(|command| bench.carry_out(command));
+            writes = plan.writes;
+            bench.wait(1);
+        }
+    }
+    assert!(rows.iter().all(|row| row.tenant.is_some()), "{rows:#?}");
+    let of = |kind: &str| {
+        let rows = rows.iter().filter(|row| row.kind == kind);
+        rows.map(|row| row.tenant.as_deref().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(of("applied"), ["blue", "green"]);
+    assert_eq!(of("starting"), ["blue", "green"]);
+    assert_eq!(of("gone"), ["blue"], "the instance of the former version");
+}

@@ -24,6 +24,9 @@ pub(super) enum Args {
         /// Allow changes of workloads; without it the token may only read
         #[arg(long)]
         write: bool,
+        /// Limit the token to what a tenant has: its workloads with their instances, history and output
+        #[arg(long, value_name = "NAME", conflicts_with = "write")]
+        tenant: Option<String>,
         /// The number of days after which the token expires; without it the token never expires
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=36_500))]
         days: Option<u32>,
@@ -40,7 +43,12 @@ pub(super) enum Args {
 pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> {
     let tokens = Tokens::new(store);
     match args {
-        Args::Add { name, write, days } => {
+        Args::Add {
+            name,
+            write,
+            tenant,
+            days,
+        } => {
             let right = if *write { Right::Write } else { Right::Read };
             let lifetime = days.map(|days| Duration::from_secs(u64::from(days) * 86_400));
             // The controller, which also makes the directory, may not have been started yet. Or it uses
@@ -53,8 +61,12 @@ pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> 
             }
             let made = DirBuilder::new().recursive(true).mode(0o700).create(store);
             made.map_err(|e| Failure::at(store, e))?;
-            let secret = tokens.add(name, right, lifetime).map_err(Failure::new)?;
-            let value = json!({ "name": name, "right": right, "token": secret });
+            let made = match tenant {
+                Some(tenant) => tokens.add_of_tenant(name, tenant, lifetime),
+                None => tokens.add(name, right, lifetime),
+            };
+            let secret = made.map_err(Failure::new)?;
+            let value = json!({ "name": name, "right": right, "tenant": tenant, "token": secret });
             print_either(json, value, secret)
         }
         Args::List => {
@@ -69,10 +81,11 @@ pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> 
 const TOKENS: Columns<(), Token> = &[
     ("name", |(), token| token.name.clone()),
     ("access", |(), token| if token.right == Right::Write { "read and write" } else { "read" }.to_owned()),
+    ("tenant", |(), token| token.tenant.clone().unwrap_or_default()),
     ("created", |(), token| token.made.clone()),
     ("expires", |(), token| token.expires.clone().unwrap_or_else(|| "never".to_owned())),
 ];
 
 fn shown(token: &Token) -> Value {
-    json!({ "name": token.name, "right": token.right, "made": token.made, "expires": token.expires })
+    json!({ "name": token.name, "right": token.right, "tenant": token.tenant, "made": token.made, "expires": token.expires })
 }
