@@ -18,7 +18,7 @@
 //! | an operator has banned its UUID, and the ban lasts | ConnectionFailure |
 //! | its UUID is connected with the same certificate | it takes over |
 //! | … its certificate is bound to the UUID, the old one is not | it takes over |
-//! | … both are bound to the UUID, by the same authority | it takes over |
+//! | … both are bound to the UUID, by the same authority, or by issuers of nodes below one | it takes over |
 //! | … both are bound to the UUID, by different authorities | ConnectionFailure |
 //! | … the old certificate is bound to the UUID, its own is not | ConnectionFailure |
 //! | … neither is bound | ConnectionFailure |
@@ -31,6 +31,7 @@
 //! moment later. So there is at most one session beyond each limit, and only while the old one ends.
 
 use std::convert::Infallible;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
@@ -44,7 +45,7 @@ use super::links::LinkRequest;
 use super::sessions::{SessionId, SessionInfo};
 use crate::proto::{Connect, Refusal};
 use ssntp_pki::Role;
-use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate};
+use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate, Trust};
 use ssntp_transport::{PeerAddress, after, setters};
 
 /// A client that asks to be admitted, see [`Handler::admit`](super::Handler::admit).
@@ -59,6 +60,8 @@ pub struct Newcomer<'a> {
     pub address: PeerAddress,
     /// The content of the client's certificate.
     pub certificate: &'a CertificateInfo,
+    /// The certificates that the client sent after its own.
+    pub intermediates: &'a [CertificateDer<'static>],
 }
 
 /// The request of a newcomer to be admitted.
@@ -243,41 +246,41 @@ impl Admission {
         }
     }
 
-    /// Judges a newcomer. `holder` is the session that has its UUID, `counts` the number of
-    /// sessions, and of those with its certificate. Returns the session that it takes over.
+    /// Judges a newcomer. `holder` has its UUID, `counts` are the numbers of sessions, and of those with its
+    /// certificate. Returns the session that it takes over.
     pub(super) fn judge(
         &self,
         newcomer: &Newcomer<'_>,
-        holder: Option<&SessionInfo>,
+        holder: Option<Holder>,
         counts: (usize, usize),
         now: Instant,
     ) -> Result<Option<SessionId>, Refusal> {
-        let situation = self.situation(newcomer.uuid, newcomer.certificate, holder, counts, now);
+        let situation = self.situation(newcomer.uuid, holder, counts, now);
         self.policy
             .judge(newcomer.uuid, newcomer.certificate.uuid, &situation)
     }
 
-    /// Judges whether a newcomer of another server may take over the session `holder`. The other server
-    /// applies its own limits, so none applies here.
+    /// Judges whether a newcomer of another server may take over the session `holder` of this UUID. `bound` is the
+    /// UUID in its certificate. The other server applies its own limits, so none applies here.
     pub(super) fn judge_takeover(
         &self,
-        certificate: &CertificateInfo,
-        holder: &SessionInfo,
+        uuid: Uuid,
+        bound: Option<Uuid>,
+        holder: Holder,
         now: Instant,
     ) -> Result<Option<SessionId>, Refusal> {
         let situation = Situation {
             stopping: false,
             maximum: usize::MAX,
-            ..self.situation(holder.uuid, certificate, Some(holder), (0, 0), now)
+            ..self.situation(uuid, Some(holder), (0, 0), now)
         };
-        self.policy.judge(holder.uuid, certificate.uuid, &situation)
+        self.policy.judge(uuid, bound, &situation)
     }
 
     fn situation(
         &self,
         uuid: Uuid,
-        certificate: &CertificateInfo,
-        holder: Option<&SessionInfo>,
+        holder: Option<Holder>,
         (sessions, of_certificate): (usize, usize),
         now: Instant,
     ) -> Situation {
@@ -288,7 +291,7 @@ impl Admission {
             sessions,
             of_certificate,
             banned: self.bans.remaining(uuid, now),
-            holder: holder.map(|old| Holder::new(old.id, &old.certificate, certificate)),
+            holder,
         }
     }
 
@@ -373,11 +376,19 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// The session `id`, whose certificate is `old`; that of the newcomer is `new`.
-    pub(super) fn new(id: SessionId, old: &KeptCertificate, new: &CertificateInfo) -> Self {
+    /// The session `id`, whose certificate is `old`; that of the newcomer is `new`, followed by the certificates
+    /// that it has shown with it. The trust has verified both.
+    pub(super) fn new(
+        id: SessionId,
+        old: &KeptCertificate,
+        new: &CertificateInfo,
+        shown: &[CertificateDer<'_>],
+        trust: &Trust,
+    ) -> Self {
+        let chain = || [slice::from_ref(&new.der), shown].concat();
         let relation = if old.is(new) {
             Relation::Same
-        } else if old.info().has_same_issuer(new) {
+        } else if old.info().has_same_issuer(new) || trust.have_one_cluster(&old.chain(), &chain()) {
             Relation::SameAuthority
         } else {
             Relation::Different
@@ -398,7 +409,7 @@ impl Holder {
 pub(super) enum Relation {
     /// The two are the same certificate.
     Same,
-    /// Two certificates of the same authority.
+    /// Two certificates of the same authority, or of issuers of nodes below the same one.
     SameAuthority,
     /// Two certificates of different authorities.
     Different,

@@ -18,8 +18,9 @@ use super::routing::{RuleError, Rules};
 use super::sessions::SessionInfo;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use crate::request::Request;
-use ssntp_pki::Role;
-use ssntp_pki::{Identity, Trust};
+#[cfg(feature = "issue")]
+use ssntp_pki::CertificateInfo;
+use ssntp_pki::{Identity, Role, Trust};
 use ssntp_transport::dispatch::Settings;
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::TlsError;
@@ -318,6 +319,10 @@ pub enum ServerError {
     /// the value that is needed.
     #[error("{0}")]
     TooManySessions(String),
+    /// The server's trust has no authority that has signed the certificate of this issuer of nodes, so no node could
+    /// use what it issues.
+    #[error("the issuer {0} is none of a trusted authority")]
+    Issuer(String),
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
@@ -347,8 +352,21 @@ impl ServerConfig {
         if self.listen.is_empty() && self.memory.is_empty() {
             return Err(ServerError::NoAddress);
         }
+        #[cfg(feature = "issue")]
+        if let Some(enrolment) = &self.enrolment {
+            check_issuer(enrolment.issuer().info(), &self.trust)?;
+        }
         self.rules.check_for(&self.operands)?;
         Ok(())
+    }
+}
+
+/// Checks that the certificates of an issuer of nodes will be accepted.
+#[cfg(feature = "issue")]
+pub(super) fn check_issuer(issuer: &CertificateInfo, trust: &Trust) -> Result<(), ServerError> {
+    match trust.authority_of(issuer) {
+        Some(_) => Ok(()),
+        None => Err(ServerError::Issuer(issuer.subject.clone())),
     }
 }
 

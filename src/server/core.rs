@@ -22,6 +22,7 @@
 //! with other timestamps.
 
 use std::convert::Infallible;
+use std::iter;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -143,7 +144,9 @@ impl ServerCore {
             if core.state.must_claim(newcomer) && core.consent(newcomer).is_ok() {
                 let state = &mut core.state;
                 let (links, out) = (&mut state.delivery.links, &mut state.delivery.sending.actions);
-                links.claim(newcomer.uuid, newcomer.certificate, verdict, now, out);
+                let shown = iter::once(&newcomer.certificate.der).chain(newcomer.intermediates);
+                let certificates = shown.flat_map(|der| der.iter().copied()).collect();
+                links.claim(newcomer.uuid, certificates, verdict, now, out);
             }
         });
     }
@@ -464,9 +467,9 @@ impl ServerCore {
             LinkEvent::Claim {
                 id: claim,
                 uuid,
-                certificate,
+                certificates,
             } => {
-                let verdict = state.judge_claim(uuid, &certificate);
+                let verdict = state.judge_claim(uuid, &certificates);
                 state
                     .delivery
                     .links
@@ -565,6 +568,7 @@ impl Core for ServerCore {
                 role: connect.role,
                 address: peer.address,
                 certificate: &peer.certificate,
+                intermediates: &peer.intermediates,
             };
             let replaced = core.state.judge(&newcomer, standing)?;
             // The application decides last, so it never sees a newcomer that the server refuses. If the

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use crate::join::read_request;
 use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
 use ssntp_transport::{locked, setters};
 
@@ -44,6 +43,7 @@ pub trait EnrolmentStore: Send + Sync {
 /// Lets nodes join with tokens, and renews their certificates over their sessions: see
 /// [`ServerConfig::enrol`](super::ServerConfig::enrol).
 pub struct Enrolment {
+    /// Replaced by [`Server::renew_issuer`](super::Server::renew_issuer).
     issuer: Mutex<Arc<Issuer>>,
     store: Box<dyn EnrolmentStore>,
     lifetime: Duration,
@@ -70,18 +70,18 @@ impl Enrolment {
         }
     }
 
-    fn issuer(&self) -> Arc<Issuer> {
-        Arc::clone(&locked(&self.issuer))
-    }
-
-    /// Replaces the issuer of later certificates.
-    pub(super) fn renew_issuer(&self, issuer: Issuer) {
-        *locked(&self.issuer) = Arc::new(issuer);
-    }
-
     setters! {
         /// The lifetime of the certificates. Default: 30 days.
         lifetime: Duration;
+    }
+
+    pub(super) fn issuer(&self) -> Arc<Issuer> {
+        Arc::clone(&locked(&self.issuer))
+    }
+
+    /// Issues further certificates with this issuer.
+    pub(super) fn set_issuer(&self, issuer: Issuer) {
+        *locked(&self.issuer) = Arc::new(issuer);
     }
 
     /// A place among the nodes that join at present; `None` if too many do.
@@ -93,14 +93,13 @@ impl Enrolment {
     }
 
     /// Decides about a request.
-    pub(super) fn join(&self, yaml: &[u8], now: SystemTime) -> Result<Enrolled, JoinRefusal> {
-        let request: JoinRequest = read_request(yaml).map_err(JoinRefusal::Request)?;
+    pub(super) fn join(&self, request: &JoinRequest, now: SystemTime) -> Result<Enrolled, JoinRefusal> {
         let signing = SigningRequest::from_pem(&request.request)?;
         let issuer = self.issuer();
         let issuing = (&*issuer, self.lifetime, now);
         self.store
             .join(&request.id, signing.digest(), &mut |token, before| {
-                token.redeem(&request, &signing, before, issuing)
+                token.redeem(request, &signing, before, issuing)
             })
     }
 

@@ -263,12 +263,14 @@ impl Entry {
         }
         let (verdict, answer) = crossbeam_channel::bounded(1);
         let (address, certificate) = (self.address, self.certificate.clone());
+        let intermediates: Vec<_> = self.chain.iter().skip(1).cloned().collect();
         let call = move |core: &mut ServerCore, now, actions: &mut Vec<_>| {
             let newcomer = Newcomer {
                 uuid: new.source,
                 role: new.role,
                 address,
                 certificate: &certificate,
+                intermediates: &intermediates,
             };
             core.claim(now, actions, &newcomer, verdict);
         };

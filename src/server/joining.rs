@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, never};
 use log::{Level, info};
 
 use super::config::Renewal;
@@ -23,9 +23,9 @@ use super::enrol::Enrolment;
 use super::environment::Environment;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
-use crate::join::{JoinAnswer, MAX_REQUEST, message, receive};
+use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
 use ssntp_pki::{Enrolled, JoinRefusal};
-use ssntp_transport::{Duplex, Halves, Newcomer, drain, refuse, threads, wall_clock};
+use ssntp_transport::{Duplex, Halves, Newcomer, excerpt, refuse, threads, wall_clock};
 
 /// The time for which a wrong proof has to wait for its answer.
 const DELAY: Duration = Duration::from_secs(1);
@@ -47,28 +47,33 @@ pub(super) fn serve(
         Some(_) => receive(&mut halves, MAX_REQUEST, deadline),
         None => Ok(Err(JoinRefusal::Busy)),
     };
-    let decided = match request {
+    let request = match request {
         // From here on this thread waits for the store, which says nothing about the time of this host.
         Ok(_) if !newcomer.input_complete() => return environment.refused(newcomer, "lost"),
-        Ok(request) => request.and_then(|yaml| enrolment.join(&yaml, wall_clock())),
+        Ok(request) => request.and_then(|yaml| read_request(&yaml).map_err(JoinRefusal::Request)),
         Err(e) => {
             let is_late = e.kind() == io::ErrorKind::TimedOut;
             environment.refused(newcomer, if is_late { "timeout" } else { "lost" });
             return environment.log_newcomer(newcomer, Level::Info, "no join", "", &e);
         }
     };
+    let token = request.as_ref().map_or_else(
+        |_| String::new(),
+        |request| format!("token {}", excerpt(&request.id)),
+    );
+    let decided = request.and_then(|request| enrolment.join(&request, wall_clock()));
     match &decided {
         Ok(enrolled) => {
             environment.handshakes.enrolled("joined");
             let peer = newcomer.peer();
-            info!(target: AUDIT, "joined: {}: {peer}, token {}", shown(enrolled), enrolled.token);
+            info!(target: AUDIT, "joined: {}: {peer}, {token}", shown(enrolled));
         }
         Err(why) => {
             environment.handshakes.enrolled(why.word());
-            environment.log_newcomer(newcomer, Level::Warn, "no join", "", why);
+            environment.log_newcomer(newcomer, Level::Warn, "no join", &token, why);
             if *why == JoinRefusal::Proof {
-                // A wait for the peer and no sleep, so that this newcomer is cut if another needs the slot.
-                drain(&*halves.stream, DELAY);
+                // Not a wait for the peer, which would get the answer at once if it ended its side.
+                let _ = never::<()>().recv_timeout(DELAY);
             }
         }
     }

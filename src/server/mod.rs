@@ -318,13 +318,19 @@ impl Server {
         Ok(renewal::verify_sessions(&self.handle, wall_clock()))
     }
 
-    /// Replaces the issuer of the certificates of nodes, if this server lets nodes join. Later joins and renewals
-    /// use the new one.
+    /// Replaces the issuer of [`ServerConfig::enrol`], for example before the old one ends. The certificates that the
+    /// old one has issued stay valid. Does not block. Without [`ServerConfig::enrol`] it has no effect.
+    ///
+    /// # Errors
+    /// [`ServerError::Issuer`]; the old issuer stays then.
     #[cfg(feature = "issue")]
-    pub fn renew_issuer(&self, issuer: ssntp_pki::Issuer) {
-        if let Some(enrolment) = &self.handle.environment.enrolment {
-            enrolment.renew_issuer(issuer);
+    pub fn renew_issuer(&self, issuer: ssntp_pki::Issuer) -> Result<(), ServerError> {
+        let environment = &self.handle.environment;
+        config::check_issuer(issuer.info(), &environment.active().credentials.trust)?;
+        if let Some(enrolment) = &environment.enrolment {
+            enrolment.set_issuer(issuer);
         }
+        Ok(())
     }
 
     /// The present identity and trust of the server. Does not block.

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
 use crossbeam_channel::Sender;
 use log::{Level, debug, info, warn};
 use uuid::Uuid;
 
-use super::admission::{Admission, Grant, Newcomer, Peer};
+use super::admission::{Admission, Grant, Holder, Newcomer, Peer};
 use super::config::{Renewal, ServerConfig, SlowConsumer};
 use super::configuration::Configuration;
 use super::connections::Connections;
@@ -40,7 +39,7 @@ use crate::proto::{
 };
 use crate::request::Request;
 use crate::silence::{Look, SILENT};
-use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
+use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate, chain_from_der};
 use ssntp_transport::dispatch::{Drops, Origin, View};
 use ssntp_transport::{ConnectionId, Load, OutboxCounters, excerpt};
 
@@ -204,8 +203,20 @@ impl State {
             connections.saturating_sub(self.connections.links()),
             certificates.connections_of(newcomer.certificate),
         );
-        let holder = holder.map(|session| &*session.info);
+        let holder =
+            holder.map(|session| self.holder(&session.info, newcomer.certificate, newcomer.intermediates));
         self.admission.judge(newcomer, holder, counts, self.time.now)
+    }
+
+    /// The session that has the UUID of a newcomer with this certificate, which has shown these others.
+    fn holder(
+        &self,
+        old: &SessionInfo,
+        certificate: &CertificateInfo,
+        shown: &[CertificateDer<'_>],
+    ) -> Holder {
+        let trust = &self.environment.active().credentials.trust;
+        Holder::new(old.id, &old.certificate, certificate, shown, trust)
     }
 
     /// True if a session of the newcomer's UUID is at another server, which must be asked before this server
@@ -217,18 +228,24 @@ impl State {
     }
 
     /// Judges a newcomer of another server, and ends this server's session if the newcomer may take
-    /// it over. Returns the verdict for CLAIMED.
-    pub(super) fn judge_claim(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
+    /// it over. `certificates` are the newcomer's own and those that it has shown with it. Returns the verdict for
+    /// CLAIMED.
+    pub(super) fn judge_claim(&mut self, uuid: Uuid, certificates: &[u8]) -> u8 {
         let Some(session) = self.delivery.sessions.of(uuid) else {
             return 0;
         };
-        let Ok(certificate) = CertificateInfo::from_der(&CertificateDer::from(&certificate[..])) else {
+        let chain = chain_from_der(certificates).unwrap_or_default();
+        let Some((Ok(certificate), shown)) = chain
+            .split_first()
+            .map(|(first, shown)| (CertificateInfo::from_der(first), shown))
+        else {
             // A certificate that cannot be read proves nothing, so the session stays.
             return u8::MAX;
         };
+        let holder = self.holder(&session.info, &certificate, shown);
         let judged = self
             .admission
-            .judge_takeover(&certificate, &session.info, self.time.now);
+            .judge_takeover(uuid, certificate.uuid, holder, self.time.now);
         if let Ok(Some(old)) = judged {
             self.end(old, DisconnectReason::Replaced, true);
         }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::sign::CertifiedKey;
@@ -13,9 +13,9 @@ use ssntp::client::{
 };
 use ssntp::pki::{
     CertificateRequest, Enrolled, Identity, Issuer, JoinRefusal, JoinRequest, JoinToken, ServerCheck,
-    StoredToken, Trust, node_key, signing_request,
+    SigningRequest, StoredToken, Trust, node_key, signing_request,
 };
-use ssntp::server::{Enrolment, EnrolmentStore, Redeem, Server};
+use ssntp::server::{Enrolment, EnrolmentStore, Federation, Redeem, Server, ServerError};
 use ssntp::testkit::{Faults, Testkit, Tokens};
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::{Address, Target, TcpOptions, TlsError};
@@ -55,6 +55,10 @@ impl Cluster {
             tokens,
             directory: tempfile::tempdir().unwrap(),
         }
+    }
+
+    fn with_links() -> Self {
+        Self::with(|enrolment| enrolment, |config| config.federate(Federation::new()))
     }
 
     fn token(&self, uses: u32) -> JoinToken {
@@ -395,7 +399,7 @@ fn nodes_join_with_a_renewed_issuer_without_a_restart() {
         .authority()
         .issuer("renewed", Role::AGENT, 10)
         .unwrap();
-    cluster.server.renew_issuer(issuer);
+    cluster.server.renew_issuer(issuer).unwrap();
     let files = cluster.join(&cluster.token(1), "node").run().unwrap();
     let (identity, _) = files.load().unwrap();
     assert!(
@@ -607,16 +611,147 @@ fn many_wrong_proofs_from_one_address_do_not_hinder_another() {
 }
 
 #[test]
-fn many_nodes_join_at_once_with_one_token() {
-    const NODES: u32 = 100;
+fn a_wrong_proof_is_answered_after_a_second_also_if_the_node_has_ended_its_side() {
     let cluster = Cluster::new();
-    let token = cluster.token(NODES);
-    std::thread::scope(|scope| {
-        for node in 0..NODES {
-            let join = cluster.join(&token, &node.to_string());
-            scope.spawn(move || join.run().unwrap());
-        }
+    let unknown = JoinToken::new(Address::tcp("localhost", 1), cluster.kit.authority().info()).unwrap();
+    let pem = signing_request(&node_key().unwrap(), "key").unwrap();
+    let begun = Instant::now();
+    let mut secured = secure(cluster.kit.network());
+    let request = Outgoing::whole(request_of(&unknown, &pem).into(), 1);
+    secured.halves.transmit.transmit(&[request]).unwrap();
+    secured.halves.transmit.finish().unwrap();
+    let answer = answer(&mut secured).unwrap();
+    assert!(answer.contains("refused: proof"), "{answer}");
+    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_new_issuer_is_used_at_once_and_one_of_another_authority_is_refused() {
+    let cluster = Cluster::new();
+    let issuer_of = |node: &str| {
+        let files = cluster.join(&cluster.token(1), node).run().unwrap();
+        files.load().unwrap().0.info().issuer.clone()
+    };
+    assert_eq!(issuer_of("first"), "CN=testkit issuer");
+    let another = |kit: &Testkit| kit.authority().issuer("another", Role::AGENT, 9).unwrap();
+    let stranger = another(&Testkit::new().unwrap());
+    let refused = cluster.server.renew_issuer(stranger).unwrap_err();
+    assert!(matches!(refused, ServerError::Issuer(_)), "{refused}");
+    assert_eq!(issuer_of("second"), "CN=testkit issuer");
+    cluster.server.renew_issuer(another(&cluster.kit)).unwrap();
+    assert_eq!(issuer_of("third"), "CN=another");
+    // The nodes of a server that starts with a stranger's issuer could not use their certificates.
+    let kit = Testkit::new().unwrap();
+    let enrolment = Enrolment::new(another(&cluster.kit), Tokens::default());
+    let started = Server::start(kit.server_config().unwrap().enrol(enrolment), ());
+    assert!(matches!(started, Err(ServerError::Issuer(_))));
+}
+
+/// The certificate that another server of the cluster, with an issuer of its own, issues to a node.
+fn renewed_elsewhere(kit: &Testkit, uuid: Uuid) -> Identity {
+    let issuer = kit.authority().issuer("issuer-2", Role::AGENT, 9).unwrap();
+    let key = node_key().unwrap();
+    let request = SigningRequest::from_pem(&signing_request(&key, "key").unwrap()).unwrap();
+    let enrolled = issuer.issue(&request, Role::AGENT, uuid, HOUR).unwrap();
+    Identity::from_pem((enrolled.chain + &key).as_bytes(), "node").unwrap()
+}
+
+#[test]
+fn a_node_whose_certificate_another_server_has_renewed_takes_its_session_over() {
+    let cluster = Cluster::new();
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    let client = cluster.connect(&files);
+    let next = renewed_elsewhere(&cluster.kit, client.uuid());
+    let config = ClientConfig::new(next, cluster.kit.trust()).attempts(1);
+    let _again = Client::connect(config.connect_in_memory(cluster.kit.network())).unwrap();
+    let ended = cluster.server.handle().figures().unwrap().ended;
+    assert_eq!(ended.get("replaced"), Some(&1), "{ended:?}");
+}
+
+#[test]
+fn it_takes_its_session_over_from_a_linked_server_too() {
+    let (cluster, links) = (Cluster::with_links(), MemoryListener::new());
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    let client = cluster.connect(&files);
+    let config = ServerConfig::new(cluster.kit.identity(Role::SERVER).unwrap(), cluster.kit.trust());
+    let federation = Federation::new().peers([cluster.kit.network()]);
+    let second = Server::start(config.listen_in_memory(&links).federate(federation), ()).unwrap();
+    wait_for(|| {
+        let seen: usize = second
+            .handle()
+            .figures()
+            .unwrap()
+            .links
+            .iter()
+            .map(|link| link.sessions)
+            .sum();
+        (seen == 1).then_some(()).ok_or(seen)
     });
+    let next = renewed_elsewhere(&cluster.kit, client.uuid());
+    let config = ClientConfig::new(next, cluster.kit.trust()).attempts(1);
+    let _again = Client::connect(config.connect_in_memory(&links)).unwrap();
+    let ended = cluster.server.handle().figures().unwrap().ended;
+    assert_eq!(ended.get("replaced"), Some(&1), "{ended:?}");
+}
+
+#[test]
+fn a_node_whose_disk_takes_no_file_joins_later_with_the_same_certificate() {
+    let cluster = Cluster::new();
+    let (token, node) = (cluster.token(1), cluster.directory.path().join("node"));
+    // A directory that is not empty stands where the authority's file has to be put.
+    fs::create_dir_all(node.join("ca.pem/full")).unwrap();
+    let refused = cluster.join(&token, "node").run().unwrap_err();
+    assert!(matches!(refused, JoinError::Files(_)), "{refused}");
+    assert!(!node.join("node.pem").exists());
+    fs::remove_dir_all(node.join("ca.pem")).unwrap();
+    let files = cluster.join(&token, "node").run().unwrap();
+    let enrolled = cluster.tokens.enrolled();
+    assert_eq!(enrolled.len(), 1);
+    assert_eq!(files.load().unwrap().0.info().serial, enrolled[0].serial);
+}
+
+#[test]
+fn a_node_joins_at_an_ipv6_address() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        return eprintln!("skipped: there is no IPv6");
+    }
+    let listen = |config: ServerConfig| config.listen("[::1]:0".parse().unwrap());
+    let cluster = Cluster::with(|enrolment| enrolment, listen);
+    let address = cluster.server.addresses()[0].clone();
+    let token = JoinToken::new(address, cluster.kit.authority().info()).unwrap();
+    let ends = SystemTime::now() + HOUR;
+    cluster
+        .tokens
+        .add(StoredToken::new(&token, Role::AGENT, None, 1, ends, "test"));
+    let token = token.to_string();
+    assert!(token.starts_with("ssntp://[::1]:"), "{token}");
+    Join::new(token.parse().unwrap(), cluster.directory.path().join("node"))
+        .run()
+        .unwrap();
+    assert_eq!(cluster.counted("joined"), 1);
+}
+
+#[test]
+fn many_nodes_join_at_once_with_one_token_and_no_more_than_it_is_for() {
+    const NODES: u32 = 100;
+    const USES: u32 = 70;
+    let cluster = Cluster::new();
+    let token = cluster.token(USES);
+    let refused = std::thread::scope(|scope| {
+        let joins = (0..NODES).map(|node| {
+            let join = cluster.join(&token, &node.to_string());
+            scope.spawn(move || join.run().map(drop))
+        });
+        let joins: Vec<_> = joins.collect();
+        let results = joins.into_iter().map(|thread| thread.join().unwrap());
+        let refused = results.filter_map(Result::err).map(|why| why.to_string());
+        refused.collect::<Vec<_>>()
+    });
+    assert_eq!(refused.len() as u32, NODES - USES);
+    assert!(
+        refused.iter().all(|why| why.contains("the token has been used")),
+        "{refused:?}"
+    );
     let mut uuids: Vec<Uuid> = cluster
         .tokens
         .enrolled()
@@ -627,7 +762,7 @@ fn many_nodes_join_at_once_with_one_token() {
     uuids.dedup();
     assert_eq!(
         (uuids.len(), cluster.tokens.tokens()[0].uses_left),
-        (NODES as usize, 0)
+        (USES as usize, 0)
     );
 }
 
@@ -694,6 +829,19 @@ fn a_certificate_is_renewed_over_a_session_only_if_it_is_bound_and_half_over_and
     let why = refused(old(bound(Role::CONTROLLER)));
     assert!(why.contains("not controller"), "{why}");
     assert!(cluster.tokens.enrolled().is_empty());
+    // In the last minute of its life.
+    let begun = authority.info().not_before + HOUR / 6 - HOUR * 24 + HOUR / 60;
+    let last = authority
+        .issue(&bound(Role::AGENT).valid_from(begun))
+        .unwrap()
+        .identity();
+    let left = last.info().not_after.duration_since(SystemTime::now()).unwrap();
+    assert!(left <= HOUR / 60, "{left:?}");
+    let config = ClientConfig::new(last, cluster.kit.trust()).connect_in_memory(network);
+    let client = Client::connect(config).unwrap();
+    let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, pem.clone());
+    client.request(frame, LIMIT).unwrap();
+    assert_eq!(cluster.tokens.enrolled()[0].uuid, client.uuid());
     // A server without an issuer.
     let kit = Testkit::new().unwrap();
     let _server = Server::start(kit.server_config().unwrap(), ()).unwrap();

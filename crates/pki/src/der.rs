@@ -4,6 +4,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::SignatureVerificationAlgorithm;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -137,6 +138,17 @@ pub(crate) fn is_signed_by(der: &[u8], key: &[u8]) -> bool {
         Some(key.has_signed(signed, signature, fits))
     };
     verified().unwrap_or_default()
+}
+
+/// The certificates in bytes that hold nothing else, each in DER, one after the other.
+pub fn chain_from_der(mut der: &[u8]) -> Option<Vec<CertificateDer<'_>>> {
+    let mut chain = Vec::new();
+    while !der.is_empty() {
+        let (_, rest) = element(der)?;
+        chain.push(CertificateDer::from(&der[..der.len() - rest.len()]));
+        der = rest;
+    }
+    Some(chain)
 }
 
 /// A public key as cryptography libraries take it.

@@ -161,6 +161,12 @@ impl CertificateInfo {
         }
     }
 
+    /// True if the key of this certificate made the signature of that one.
+    pub(crate) fn has_signed(&self, certificate: &CertificateDer<'_>) -> bool {
+        self.public_key()
+            .is_ok_and(|key| der::is_signed_by(certificate, key))
+    }
+
     /// The public key (SubjectPublicKeyInfo) in DER.
     pub(crate) fn public_key(&self) -> Result<&[u8], Fault> {
         Ok(der::certificate(&self.der)?.tbs_certificate.subject_pki.raw)

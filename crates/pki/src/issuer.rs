@@ -29,9 +29,6 @@ use crate::signing::requested;
 use crate::{der, eku, store};
 use ssntp_transport::{sha256, since_1970};
 
-/// The roles that an issuer may give.
-const OF_NODES: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits());
-
 impl Authority {
     /// Makes an issuer that may give these roles: agent, netagent, cnciagent or several of them. The `name` is
     /// that of its certificate; each server has an issuer with a name of its own. Its life ends with the
@@ -41,7 +38,7 @@ impl Authority {
     /// [`Error::Request`] if a role is not a node's, or if the authority allows no issuers, as one that
     /// earlier versions have made; [`Error::Crypto`].
     pub fn issuer(&self, name: &str, roles: Role, days: u32) -> Result<Issuer, Error> {
-        check_given(roles, OF_NODES)?;
+        check_given(roles, Role::OF_NODES)?;
         let own = der::certificate(&self.info.der).map_err(Error::content("the authority"))?;
         let constraints = own.basic_constraints().ok().flatten();
         if constraints.is_some_and(|extension| extension.value.path_len_constraint == Some(0)) {
@@ -74,7 +71,7 @@ impl Issuer {
     /// As [`Authority::load`]; [`Error::Request`] if the certificate is not an issuer's.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let loaded = Authority::load_files(path.as_ref(), path.as_ref())?;
-        check_given(loaded.info.roles, OF_NODES)?;
+        check_given(loaded.info.roles, Role::OF_NODES)?;
         Ok(Self(loaded))
     }
 
@@ -155,12 +152,13 @@ pub struct Enrolled {
     /// The last second of its life, since 1970.
     pub ends: u64,
     /// The id of the token with which the node joined; empty after a renewal.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
-    /// The digest of the node's key, see [`SigningRequest::digest`].
+    /// The digest of the node's key, see [`SigningRequest::digest`]. A store may empty it when the token has ended.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
     /// The certificate and its issuer's, as PEM. A store may empty it when the token has ended.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
 }
 

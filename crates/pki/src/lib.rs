@@ -101,7 +101,7 @@ pub use rustls::{
     sign::{CertifiedKey, SigningKey},
 };
 
-pub use self::der::rfc3339;
+pub use self::der::{chain_from_der, rfc3339};
 pub use self::error::{BadRequest, Error, Fault};
 pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;

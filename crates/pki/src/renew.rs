@@ -71,6 +71,11 @@ impl Authority {
         let key = sections.key().map_err(unfit)?;
         let before = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
         self.check_renewable(&before, chain, request).map_err(unfit)?;
+        // What is issued below has no right to issue.
+        if before.is_authority {
+            let why = "it is an issuer's; another issuer has to take its place";
+            return Err(BadRequest::Renewal(why.to_owned()).into());
+        }
         if let Some(list) = self.kept_list(directory)?
             && list.revokes(&Serial::from(&before))
         {

@@ -38,6 +38,8 @@ impl Role {
     pub const NETAGENT: Self = Self(0x10);
     /// The agent inside a compute node concentrator instance.
     pub const CNCIAGENT: Self = Self(0x20);
+    /// The roles that an issuer of nodes may give.
+    pub(crate) const OF_NODES: Self = Self(0x04 | 0x10 | 0x20);
     /// Every role that has a name.
     pub const ALL: Self = Self(0x3f);
 

@@ -88,7 +88,7 @@ impl Trust {
     pub fn pinned(chain: &[CertificateDer<'static>], key: &[u8; 32], at: SystemTime) -> Result<Self, Fault> {
         for certificate in chain {
             let info = CertificateInfo::from_der(certificate)?;
-            if info.key_digest()? == *key && der::is_signed_by(certificate, info.public_key()?) {
+            if info.key_digest()? == *key && info.has_signed(certificate) {
                 info.check_validity(at)?;
                 let trust = Self::new(vec![info])?;
                 let roles = trust.verify_at(chain, at)?.roles;
@@ -192,13 +192,17 @@ impl Trust {
         })))
     }
 
-    /// A trust in the authorities of both, with the revocation lists of `self`.
+    /// A trust in the authorities of both, with the revocation lists of `self`, and the serial numbers of
+    /// [`with_revoked`](Self::with_revoked) of both.
     ///
     /// # Errors
     /// As [`with_revocation_lists`](Self::with_revocation_lists).
     pub fn and(&self, other: &Self) -> Result<Self, Error> {
         let both = [self, other].map(|trust| trust.authorities().to_vec()).concat();
-        let joined = Self::new(both).map_err(Error::content("the authorities"))?;
+        let mut joined = Self::new(both).map_err(Error::content("the authorities"))?;
+        if let Some(parts) = Arc::get_mut(&mut joined.0) {
+            parts.revoked = self.0.revoked.union(&other.0.revoked).cloned().collect();
+        }
         match &self.0.revocation {
             Some(revocation) => joined.with_revocation_lists(&revocation.lists),
             None => Ok(joined),
@@ -301,6 +305,32 @@ impl Trust {
         self.check_limits(first, intermediates)?;
         self.check_revocation(first, intermediates, at)?;
         Ok(info)
+    }
+
+    /// True if issuers that give the roles of nodes alone have issued both certificates, and one trusted authority
+    /// has issued these issuers: the servers of a cluster, each of which has an issuer of its own, renew each
+    /// other's nodes. The arguments are chains that were verified, their own certificates first.
+    pub fn have_one_cluster(&self, one: &[CertificateDer<'_>], other: &[CertificateDer<'_>]) -> bool {
+        let root = self.root_of_node(one);
+        root.is_some() && root == self.root_of_node(other)
+    }
+
+    /// The trusted authority whose issuer has issued the first certificate of a chain. Each signature is
+    /// verified, because the chain may hold more certificates than those on its path.
+    fn root_of_node(&self, chain: &[CertificateDer<'_>]) -> Option<&CertificateInfo> {
+        let (first, shown) = chain.split_first()?;
+        let issuers = shown.iter().flat_map(CertificateInfo::from_der);
+        let mut issuers = issuers.filter(|issuer| {
+            !issuer.roles.is_empty() && Role::OF_NODES.contains(issuer.roles) && issuer.has_signed(first)
+        });
+        issuers.find_map(|issuer| self.authority_of(&issuer))
+    }
+
+    /// The trusted authority that has signed a certificate, for example an issuer's. Nothing but the signature is
+    /// checked.
+    pub fn authority_of(&self, certificate: &CertificateInfo) -> Option<&CertificateInfo> {
+        let mut authorities = self.0.authorities.iter();
+        authorities.find(|authority| authority.has_signed(&certificate.der))
     }
 
     /// The part of [`verify`](Self::verify) that TLS libraries omit: that the certificate's key may sign,

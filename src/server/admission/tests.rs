@@ -3,7 +3,9 @@ use proptest::prelude::*;
 use super::Relation::{Different, Same, SameAuthority};
 use super::*;
 use crate::server::certificates::Certificates;
-use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest};
+use ssntp_pki::{
+    Authority, AuthorityRequest, CertificateRequest, Identity, SigningRequest, node_key, signing_request,
+};
 use ssntp_transport::ConnectionId;
 
 const SERVER: Uuid = Uuid::from_u128(1);
@@ -93,8 +95,50 @@ fn a_holder_is_compared_by_its_certificate_and_its_issuer() {
         (&certificate(&other, true), &new, Different, true),
     ];
     for (old, new, relation, is_bound) in rows {
-        let holder = Holder::new(OLD, &KeptCertificate::new(old, None), new);
+        let holder = Holder::new(OLD, &KeptCertificate::new(old, None), new, &[], &one.trust());
         assert_eq!((holder.relation, holder.bound), (relation, is_bound));
+    }
+}
+
+#[test]
+fn issuers_of_nodes_below_one_authority_count_as_one_authority() {
+    let [one, other] = [(); 2].map(|()| Authority::new(&AuthorityRequest::default()).unwrap());
+    let trust = one.trust().and(&other.trust()).unwrap();
+    // The chain of a node, each of another issuer with the same name.
+    let node = |authority: &Authority| {
+        let issuer = authority.issuer("issuer", Role::AGENT, 9).unwrap();
+        let key = node_key().unwrap();
+        let request = SigningRequest::from_pem(&signing_request(&key, "key").unwrap()).unwrap();
+        let issued = issuer.issue(&request, Role::AGENT, CLIENT, Duration::from_secs(3600));
+        let chain = issued.unwrap().chain + &key;
+        Identity::from_pem(chain.as_bytes(), "node")
+            .unwrap()
+            .chain()
+            .to_vec()
+    };
+    let (first, second, stranger) = (node(&one), node(&one), node(&other));
+    let request = CertificateRequest::new(Role::CONTROLLER).uuid(CLIENT);
+    let operator = one.issue(&request).unwrap().identity().chain().to_vec();
+    // A thief of the other authority's issuer shows an issuer that has not issued its certificate.
+    let mixed = [&stranger[..], &first[1..]].concat();
+    let rows = [
+        (&first, &second, SameAuthority),
+        (&first, &stranger, Different),
+        (&first, &mixed, Different),
+        // So a stolen issuer ends no session of a controller, although it may choose the UUID.
+        (&operator, &second, Different),
+        (&second, &operator, Different),
+    ];
+    for (old, new, relation) in rows {
+        let [old_leaf, leaf] = [old, new].map(|chain| CertificateInfo::from_der(&chain[0]).unwrap());
+        let kept = KeptCertificate::new(&old_leaf, Some(old[1..].to_vec().into()));
+        let holder = Holder::new(OLD, &kept, &leaf, &new[1..], &trust);
+        assert_eq!(
+            (holder.relation, holder.bound),
+            (relation, true),
+            "{}",
+            leaf.subject
+        );
     }
 }
 

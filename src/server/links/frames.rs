@@ -197,9 +197,9 @@ link_frames! {
     6 "GO" Go { number: u64 }
     /// A message of the application to the application of the other server.
     7 "TELL" Tell { token: u64, message: Bytes }
-    /// A client with this certificate wants to connect with a UUID that has a session at the receiving
-    /// server. May it replace that session?
-    8 "CLAIM" Claim { id: u64, uuid: Uuid, certificate: Bytes }
+    /// A client wants to connect with a UUID that has a session at the receiving server. May it replace that
+    /// session? The certificates are all that it has shown, its own first.
+    8 "CLAIM" Claim { id: u64, uuid: Uuid, certificates: Bytes }
     /// The answer to CLAIM: 0 to admit, otherwise the code of a refusal.
     9 "CLAIMED" Claimed { id: u64, verdict: u8 }
     /// Sent each second, so that the peer notices a server that hangs.

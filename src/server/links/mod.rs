@@ -535,12 +535,12 @@ impl Links {
         }
     }
 
-    /// Sends CLAIM to the server that has a session of the newcomer's UUID. `verdict` is dropped if no
-    /// answer will come.
+    /// Sends CLAIM to the server that has a session of the newcomer's UUID. `certificates` are all that the newcomer
+    /// has shown, in DER. `verdict` is dropped if no answer will come.
     pub(super) fn claim(
         &mut self,
         uuid: Uuid,
-        certificate: &CertificateInfo,
+        certificates: Bytes,
         verdict: Sender<u8>,
         now: Instant,
         out: &mut Actions,
@@ -550,11 +550,10 @@ impl Links {
             return;
         };
         if let Some(id) = self.claims.begin(link, now, verdict) {
-            let certificate = Bytes::copy_from_slice(&certificate.der);
             let claim = LinkFrame::Claim {
                 id,
                 uuid,
-                certificate,
+                certificates,
             };
             send(link, &claim, out);
         }

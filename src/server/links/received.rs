@@ -34,7 +34,11 @@ pub(crate) enum LinkEvent {
     Told { server: Uuid, message: Bytes },
     /// A newcomer of the other server wants to take a session over. Answer with
     /// [`Links::answer_claim`].
-    Claim { id: u64, uuid: Uuid, certificate: Bytes },
+    Claim {
+        id: u64,
+        uuid: Uuid,
+        certificates: Bytes,
+    },
     /// The other server has ended the link.
     Ended(EndCode, String),
 }
@@ -110,11 +114,11 @@ impl Links {
             LinkFrame::Claim {
                 id,
                 uuid,
-                certificate,
+                certificates,
             } => LinkEvent::Claim {
                 id,
                 uuid,
-                certificate,
+                certificates,
             },
             LinkFrame::Claimed { id: claim, verdict } => {
                 self.claims.answer(id, claim, verdict);

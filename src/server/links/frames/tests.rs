@@ -100,10 +100,10 @@ fn frame() -> impl Strategy<Value = LinkFrame> {
         any::<u64>().prop_map(|number| LinkFrame::Hold { number }),
         any::<u64>().prop_map(|number| LinkFrame::Go { number }),
         (any::<u64>(), bytes()).prop_map(|(token, message)| LinkFrame::Tell { token, message }),
-        (any::<u64>(), uuid(), bytes()).prop_map(|(id, uuid, certificate)| LinkFrame::Claim {
+        (any::<u64>(), uuid(), bytes()).prop_map(|(id, uuid, certificates)| LinkFrame::Claim {
             id,
             uuid,
-            certificate
+            certificates
         }),
         (any::<u64>(), any::<u8>()).prop_map(|(id, verdict)| LinkFrame::Claimed { id, verdict }),
         Just(LinkFrame::Alive {}),
