@@ -97,7 +97,7 @@ const SERVER: &[Metric<Figures>] = &[
     counter("ssntp_handshakes_refused_total", "Handshakes that led to no session, by reason.",
         |f| from_zero("reason", REFUSED, &f.handshakes.refused)),
     counter("ssntp_enrolments_total", "Nodes that joined, certificates that were renewed, and refusals of both, by result.",
-        |f| from_zero("result", "joined renewed proof", &f.handshakes.enrolments)),
+        |f| from_zero("result", ENROLLED, &f.handshakes.enrolments)),
     counter("ssntp_received_frames_total", "Frames received, by type and operand.",
         |f| by_kind(f, |kind| kind.frames_received)),
     counter("ssntp_received_bytes_total", "Bytes of frames received, by type and operand.",
@@ -205,6 +205,9 @@ const ENDED: &str =
 /// The reasons for which handshakes are refused.
 const REFUSED: &str = "tls certificate revoked expired timeout lost cut stopping thread role uuid banned limit \
                        certificate_limit application failed aborted connect";
+
+/// The results of joins and renewals.
+const ENROLLED: &str = "joined renewed proof ended used roles request not_renewable issuer busy unavailable";
 
 /// The count of each of these words, and of other words that were counted.
 fn from_zero(label: &'static str, words: &'static str, counted: &BTreeMap<&'static str, u64>) -> Samples {

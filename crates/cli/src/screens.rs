@@ -11,24 +11,28 @@ struct Screen {
     groups: &'static [(&'static str, &'static [&'static str])],
     /// Subcommands for scripts, which are named in one line.
     scripts: &'static [&'static str],
-    examples: &'static str,
+    /// The command to begin with, and three examples with what they do.
+    start: &'static str,
+    examples: [(&'static str, &'static str); 3],
 }
 
 #[rustfmt::skip] // A table: one row a group.
 const PROGRAM: Screen = Screen {
     groups: &[
         ("Start here", &["demo"]),
-        ("Set up", &["cluster", "token", "cert", "context", "config"]),
+        ("Set up", &["cluster", "token", "cert", "context"]),
         ("Run", &["server", "scheduler", "agent", "controller", "opflex"]),
         ("Use", &["ctl", "send", "request", "answer"]),
-        ("Look, and find faults", &["top", "watch", "listen", "operands", "decode"]),
+        ("Look", &["top", "watch", "listen", "operands"]),
+        ("Repair", &["config", "decode"]),
     ],
     scripts: &["join", "session", "cnci", "completions", "man"],
-    examples: "\
-Examples:
-  ssntp demo                                           a whole cluster on this machine
-  ssntp server --dev                                   a server to try, with throw-away certificates
-  ssntp send STATS 'load: 1' --wait-for controller     a frame, from another terminal",
+    start: "ssntp demo",
+    examples: [
+        ("ssntp server --dev", "a server to try, with throw-away certificates"),
+        ("ssntp send STATS 'load: 1' --wait-for controller", "a frame, from another terminal"),
+        ("ssntp cluster init --dir pki", "a cluster of your own"),
+    ],
 };
 
 #[rustfmt::skip] // A table: one row a group.
@@ -43,11 +47,12 @@ const CTL: Screen = Screen {
         ("Repair", &["evacuate", "restore", "prune", "kick", "bans", "unban", "revoke"]),
     ],
     scripts: &[],
-    examples: "\
-Examples (start here: ssntp demo --hold):
-  ssntp ctl start --name web -- sleep 1000     a workload
-  ssntp ctl instances --watch                  the instances, whenever they change
-  ssntp ctl logs -f web                        the output of an instance",
+    start: "ssntp demo --hold",
+    examples: [
+        ("ssntp ctl start --name web -- sleep 1000", "a workload"),
+        ("ssntp ctl instances --watch", "the instances, whenever they change"),
+        ("ssntp ctl logs -f web", "the output of an instance"),
+    ],
 };
 
 /// The longest line, if the terminal is not narrower.
@@ -55,7 +60,9 @@ const WIDTH: usize = 100;
 
 /// The same command line with these screens.
 pub(crate) fn grouped(whole: Command) -> Command {
-    let width = terminal_size().map_or(WIDTH, |(width, _)| width.min(WIDTH));
+    let columns = || std::env::var("COLUMNS").ok()?.parse().ok();
+    let width = terminal_size().map(|(width, _)| width).or_else(columns);
+    let width = width.map_or(WIDTH, |width| width.min(WIDTH));
     let whole = whole.mut_subcommand("ctl", |ctl| CTL.of("ssntp ctl", ctl, width));
     PROGRAM.of("ssntp", whole, width)
 }
@@ -76,10 +83,20 @@ impl Screen {
             text += &wrapped("For scripts:", "", &self.scripts.join(", "), width);
         }
         text += &format!("The flags of a command: {name} help COMMAND\n");
+        let mut examples = format!("Examples (start here: {}):\n", self.start);
+        let longest = self
+            .examples
+            .iter()
+            .map(|(line, _)| line.len())
+            .max()
+            .unwrap_or_default();
+        for (line, about) in self.examples {
+            examples += &wrapped(&format!("  {line:<longest$}"), &" ".repeat(6), about, width);
+        }
         let head = "{about-with-newline}\n{usage-heading} {usage}\n\n";
         command
             .help_template(format!("{head}{text}\nOptions:\n{{options}}{{after-help}}"))
-            .after_help(self.examples)
+            .after_help(examples)
     }
 }
 
@@ -103,17 +120,14 @@ mod tests {
             let set: BTreeSet<_> = named.iter().map(|name| (**name).to_owned()).collect();
             assert_eq!(set.len(), named.len());
             assert_eq!(set, all);
-            let help = command.render_long_help().to_string();
-            assert!(help.contains("\nExamples"), "{help}");
-            let longest = help.lines().map(|line| line.chars().count()).max();
-            assert!(longest <= Some(WIDTH), "{longest:?}: {help}");
-            let narrow = screen
-                .of("ssntp", command.clone(), 60)
-                .render_long_help()
-                .to_string();
-            let groups = narrow.split("Options:").next().unwrap();
-            let groups = groups.split_once("Set up:").unwrap().1;
-            assert!(groups.lines().all(|line| line.chars().count() <= 60), "{groups}");
+            let head = format!("\nExamples (start here: {}):\n", screen.start);
+            for width in [60, 80, WIDTH] {
+                let command = screen.of("ssntp", command.clone().term_width(width), width);
+                let help = command.clone().render_long_help().to_string();
+                assert!(help.contains(&head), "{help}");
+                let longest = help.lines().map(|line| line.chars().count()).max();
+                assert!(longest <= Some(width), "{longest:?}: {help}");
+            }
         }
     }
 }

@@ -51,6 +51,19 @@ pub struct SchedulerFigures {
     pub invalid_frames: u64,
 }
 
+/// The tokens and certificates of nodes that join, see [`Enrolments::figures`](super::Enrolments::figures).
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct EnrolmentFigures {
+    /// The number of tokens that have not ended.
+    pub tokens: usize,
+    /// The number of certificates that have not ended, by state: `valid` or `revoked`.
+    pub certificates: BTreeMap<&'static str, usize>,
+    /// The commands of operators to this scheduler, by action (`add` or `remove` a token, `revoke`) and result:
+    /// `done`, or the reason of the refusal.
+    pub commands: BTreeMap<(&'static str, String), u64>,
+}
+
 /// The limits of a scheduler.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]

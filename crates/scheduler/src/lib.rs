@@ -129,7 +129,7 @@ mod term;
 
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 pub use self::enrolment::Enrolments;
-pub use self::figures::{SchedulerFigures, SchedulerLimits, StartFigures};
+pub use self::figures::{EnrolmentFigures, SchedulerFigures, SchedulerLimits, StartFigures};
 pub use self::joined::{JoinError, JoinedScheduler};
 pub use self::members::add_members;
 pub use self::peers::Peers;

@@ -14,17 +14,24 @@ use ssntp_controller::reconcile::Status;
 use ssntp_engine::Membership;
 use ssntp_network::cnci::{Cnci, CnciFigures};
 use ssntp_payload::StartFailureReason;
-use ssntp_scheduler::{Scheduler, SchedulerFigures};
+use ssntp_scheduler::{EnrolmentFigures, Enrolments, Scheduler, SchedulerFigures};
 
 use super::{Figures, members};
 
-/// The pages of a scheduler.
-pub(crate) fn of_scheduler(server: ServerHandle, membership: Weak<Membership>) -> Figures {
+/// The pages of a scheduler. `records` are those of the nodes that join, if they may.
+pub(crate) fn of_scheduler(
+    server: ServerHandle,
+    membership: Weak<Membership>,
+    records: Option<Enrolments>,
+) -> Figures {
     Box::new(move || {
         let figures = server.figures().map_err(|e| e.to_string())?;
         let mut snapshot = Snapshot::of_server(&figures);
         let figures = Scheduler::figures(&server).map_err(|e| e.to_string())?;
         snapshot.metrics.add(SCHEDULER, &figures);
+        if let Some(records) = &records {
+            snapshot.metrics.add(ENROLMENT, &records.figures());
+        }
         let scheduler = json!({ "master": figures.master, "limits": figures.limits });
         snapshot.show("scheduler", scheduler);
         members::show(&mut snapshot, &membership);
@@ -118,6 +125,29 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
     counter("ssntp_scheduler_invalid_frames_total", "InvalidFrameType frames that the scheduler has received.",
         |f| one(f.invalid_frames)),
 ];
+
+#[rustfmt::skip]
+const ENROLMENT: &[Metric<EnrolmentFigures>] = &[
+    gauge("ssntp_tokens", "Tokens to join with that have not ended.", |f| one(f.tokens)),
+    gauge("ssntp_node_certificates", "Certificates of nodes that have joined, by state.",
+        |f| by("state", f.certificates.clone())),
+    counter("ssntp_token_commands_total",
+        "Tokens that operators have added or removed, nodes that they have revoked, and refusals of these, by result.",
+        commands),
+];
+
+/// Each action has a series from the start, because `increase()` of Prometheus does not count the first event of a
+/// series that begins with it.
+fn commands(figures: &EnrolmentFigures) -> Samples {
+    let mut all: BTreeMap<_, _> = ["add", "remove", "revoke"]
+        .map(|action| ((action, "done".to_owned()), 0))
+        .into();
+    all.extend(figures.commands.clone());
+    let labels = |(action, result): (&str, String)| vec![("action", action.to_owned()), ("result", result)];
+    all.into_iter()
+        .map(|(key, count)| (labels(key), count.into()))
+        .collect()
+}
 
 // The agent has a series for each status and each state at all times, because Prometheus does not take an
 // absent series for 0.

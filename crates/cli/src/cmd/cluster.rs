@@ -10,13 +10,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, value_parser};
+use serde_json::Value;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host};
 use ssntp::transport::Address;
+use ssntp_scheduler::Enrolments;
 use uuid::Uuid;
 
-use crate::connection::absolute;
-use crate::context::{Context, Contexts, address};
+use crate::connection::{absolute, to_dial};
+use crate::context::{Context, Contexts};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::signals::Stop;
@@ -42,11 +44,12 @@ pub(crate) struct Init {
     #[arg(long, value_name = "FILE")]
     root_key: Option<PathBuf>,
     /// A DNS name or IP address at which nodes and operators reach the scheduler; may be
-    /// given several times [default: this machine's name and localhost]
+    /// given several times [default: the host of --listen, else this machine's name and
+    /// localhost]
     #[arg(long = "host", value_name = "NAME-OR-IP")]
     hosts: Vec<Host>,
     /// The address at which the scheduler listens
-    #[arg(long, value_name = "ADDR", value_parser = address, default_value = ":8888")]
+    #[arg(long, value_name = "ADDR", value_parser = to_dial, default_value = ":8888")]
     listen: Address,
     /// The roles that nodes may join with: agent, netagent or cnciagent, joined with
     /// commas. A stolen issuer gives no other role
@@ -59,7 +62,8 @@ pub(crate) struct Init {
     /// a year
     #[arg(long, value_name = "N", default_value_t = 3650, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
-    /// Replace the files of an earlier cluster; its nodes have to join again
+    /// Replace the files of an earlier cluster; its tokens end, and its nodes have to join
+    /// again
     #[arg(long)]
     force: bool,
 }
@@ -78,6 +82,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 impl Init {
     fn run(self) -> Result<(), Failure> {
         let dir = std::path::absolute(&self.dir).map_err(|e| Failure::at(&self.dir, e))?;
+        // Settings and contexts are text.
+        if dir.to_str().is_none() {
+            return Err(Failure::at(&dir, "the name is not UTF-8"));
+        }
         let file = |name: &str| dir.join(name);
         let key = self.root_key.clone().unwrap_or_else(|| file("ca.key"));
         let [ca, issuer, scheduler, operator, settings] = [
@@ -103,7 +111,7 @@ impl Init {
         let mut wanted = CertificateRequest::new(Role::SCHEDULER)
             .days(DAYS)
             .uuid(Uuid::new_v4());
-        wanted.hosts.clone_from(&self.hosts);
+        wanted.hosts = self.hosts();
         let its = authority.issue(&wanted)?;
         let wanted = CertificateRequest::new(Role::CONTROLLER)
             .days(DAYS)
@@ -111,6 +119,7 @@ impl Init {
         let mine = authority.issue(&wanted.name("operator"))?;
         let state = file("state");
         fs::create_dir_all(&state).map_err(|e| Failure::at(&state, e))?;
+        Enrolments::remove(&state).map_err(|e| Failure::at(&state, e))?;
         authority.save_as(&ca, &key, self.force)?;
         enrols.save(&issuer)?;
         its.save(&scheduler)?;
@@ -171,35 +180,50 @@ impl Init {
         Ok(self.name.clone())
     }
 
-    /// The address of the scheduler for its operator and its nodes.
-    fn reached(&self, scheduler: &CertificateInfo) -> Address {
-        let host = self.hosts.first().or_else(|| {
-            let mut hosts = scheduler.hosts.iter();
-            hosts.find(|host| matches!(host, Host::Name(name) if name != "localhost"))
-        });
-        let Address::Tcp { host: at, port } = &self.listen else {
-            return self.listen.clone();
-        };
-        match host {
-            _ if !at.is_empty() && self.hosts.is_empty() => self.listen.clone(),
-            Some(host) => Address::tcp(host.to_string(), *port),
-            None => Address::tcp("localhost", *port),
+    /// The hosts of --host, else that of --listen, if it is one.
+    fn hosts(&self) -> Vec<Host> {
+        let is_any = |host: &Host| matches!(host, Host::Address(ip) if ip.is_unspecified());
+        match &self.listen {
+            Address::Tcp { host, .. } if self.hosts.is_empty() => host
+                .parse()
+                .ok()
+                .into_iter()
+                .filter(|host| !is_any(host))
+                .collect(),
+            _ => self.hosts.clone(),
         }
     }
 
-    fn settings(&self, state: &Path, [ca, scheduler, issuer]: [&Path; 3]) -> String {
+    /// The address of the scheduler for its operator and its nodes.
+    fn reached(&self, scheduler: &CertificateInfo) -> Address {
+        let Address::Tcp { port, .. } = &self.listen else {
+            return self.listen.clone();
+        };
+        let is_of_others = |host: &&Host| matches!(host, Host::Name(name) if name != "localhost");
+        let host = self.hosts().into_iter().next();
+        let host = host.or_else(|| scheduler.hosts.iter().find(is_of_others).cloned());
+        Address::tcp(
+            host.map_or_else(|| "localhost".to_owned(), |host| host.to_string()),
+            *port,
+        )
+    }
+
+    fn settings(&self, state: &Path, files: [&Path; 3]) -> String {
+        // A string of JSON is one of YAML.
+        let text = |path: &Path| Value::from(path.to_string_lossy()).to_string();
+        let [ca, scheduler, issuer] = files.map(text);
+        let (state, config) = (text(state), text(&state.join("cluster.yaml")));
         format!(
             "# Settings of `ssntp scheduler`, made by `ssntp cluster init`. `ssntp config example scheduler`\n\
              # prints all keys.\n\
              listen:\n- {:?}\n\
-             ca: {ca:?}\ncert: {scheduler:?}\n\
+             ca: {ca}\ncert: {scheduler}\n\
              # With the issuer, nodes may join with tokens.\n\
-             issuer: {issuer:?}\n\
+             issuer: {issuer}\n\
              # Where the scheduler keeps its nodes, tokens and revoked certificates.\n\
-             state: {state:?}\n\
-             config: {:?}\n",
+             state: {state}\n\
+             config: {config}\n",
             self.listen.to_string(),
-            state.join("cluster.yaml"),
         )
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ssntp::Role;
+use ssntp::client::ClientConfig;
 use ssntp_network::cnci::{Cnci, CnciConfig, PublicIp, Routing, Tables, Tunnel};
 use ssntp_payload::CnciPeer;
 use uuid::Uuid;
@@ -12,7 +13,7 @@ use uuid::Uuid;
 use super::table::{self, Columns};
 use crate::admin::{self, AdminArgs};
 use crate::choice::Given;
-use crate::connection::{Connection, Renewal, closed};
+use crate::connection::{Connection, JoinArgs, Renewal, closed};
 use crate::daemon::{Daemon, Presence, on};
 use crate::failure::Failure;
 use crate::output::{Output, print_json, printable};
@@ -31,13 +32,16 @@ pub(crate) struct Args {
     config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    join: JoinArgs,
     /// The UUID of the tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
     /// The concentrator's address in the cluster's network
     #[arg(long, value_name = "IP")]
     ip: Option<IpAddr>,
-    /// The directory for the tables [default: they are not kept]
+    /// The directory for the tables, and for the certificate of --join [default: they are
+    /// not kept]
     #[arg(long, value_name = "DIR", global = true)]
     state: Option<PathBuf>,
     #[command(flatten)]
@@ -88,14 +92,17 @@ impl Args {
     }
 }
 
-fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
-    let connection = &args.connection;
+fn serve(mut args: Args, settings: Settings) -> Result<(), Failure> {
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
             "--uuid, --tenant and --ip are needed to run a concentrator; `ssntp cnci show` prints its tables",
         ));
     };
     let mut daemon = Daemon::install(settings)?;
+    let joined = args
+        .connection
+        .join(&args.join, args.state.as_deref(), Role::CNCIAGENT)?;
+    let connection = &args.connection;
     let (client, Renewal { files, read }) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     // The cluster knows a concentrator by the UUID of its instance, so a random UUID would be
     // unknown to the cluster.
@@ -108,7 +115,7 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
             "--uuid is needed: the UUID of the concentrator's instance",
         ));
     }
-    let client = client.tracing(true);
+    let client = client.tracing(true).given(joined, ClientConfig::renewed_in);
     let mut config = CnciConfig::new(client, tenant, ip).given(args.state, CnciConfig::state);
     if let Some(tunnels) = args.tunnels.config() {
         let plane = Routing::open(ip, tunnels);

@@ -35,7 +35,8 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Run the scheduler of a cluster: it chooses nodes for commands, and forwards reports
 ///
 /// Prints one line with its address once it accepts clients. On SIGHUP, and when these
-/// files change, --ca, --cert, --crl, --issuer, --config-file and the files of --join are read again.
+/// files change, --ca, --cert, --crl, --issuer, --config-file and the files of --join are
+/// read again.
 /// Sessions continue, except those whose certificate is no longer valid.
 ///
 /// With --join it is one of several schedulers: all accept clients and link with each other,
@@ -213,6 +214,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         pages: args.admin.pages(admin::of_scheduler(
             server.handle(),
             join::weak(membership.as_ref()),
+            records.clone(),
         )),
         status: Box::new(move || sessions(&handle)),
         reloaded: &["ca", "cert", "crl", "crl-strict", "key"],
@@ -231,8 +233,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         if let Some(renewal) = &renewal {
             renewal.renew(shown);
         }
-        if let Some(issuer) = issuer {
-            server.renew_issuer(issuer);
+        if let (Some(issuer), Some(path)) = (issuer, &issuer_file) {
+            server
+                .renew_issuer(issuer)
+                .map_err(|why| Failure::at(path, why))?;
         }
         files = new;
         Ok(read.with(of_engine).with(of_issuer))

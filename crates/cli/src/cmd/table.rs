@@ -123,7 +123,7 @@ pub(crate) fn wrapped(first: &str, rest: &str, text: &str, width: usize) -> Stri
     let (mut lines, mut line) = (String::new(), first.to_owned());
     for word in text.split_whitespace() {
         if line.len() > rest.len() && line.len() + 1 + word.len() > width {
-            lines.push_str(&format!("{line}\n"));
+            lines.push_str(&format!("{}\n", line.trim_end()));
             line = rest.to_owned();
         }
         line.extend([" ", word]);

@@ -6,8 +6,8 @@ use std::io;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use log::info;
 
-use super::store::{Enrolments, NotStored, RecordStore};
-use ssntp::payload::{Id, Payload};
+use super::store::{Enrolments, NotStored, RecordStore, now};
+use ssntp::payload::Id;
 use ssntp::pki::{Enrolled, StoredToken};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{ServerHandle, SessionInfo};
@@ -15,8 +15,8 @@ use ssntp_payload::{
     CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
     TokenAction, TokenEntry, Tokens,
 };
+use ssntp_transport::excerpt;
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{since_1970, wall_clock};
 
 /// The number of operators' commands that wait for the thread.
 const COMMANDS: usize = 64;
@@ -66,18 +66,16 @@ pub(crate) fn refused(frame: &Frame, reason: EnrolmentRefusal, detail: &str) -> 
     let detail = detail.to_owned();
     if frame.kind() == Command::MANAGE_TOKENS {
         let id = frame.payload().map(|asked: ManageTokens| asked.id);
-        let id = id.unwrap_or_default();
         return Frame::of(&Tokens {
-            id,
+            id: id.unwrap_or_default(),
             reason,
             detail,
             ..Tokens::default()
         });
     }
     let id = frame.payload().map(|asked: ManageCertificates| asked.id);
-    let id = id.unwrap_or_default();
     Frame::of(&NodeCertificates {
-        id,
+        id: id.unwrap_or_default(),
         reason,
         detail,
         ..NodeCertificates::default()
@@ -97,14 +95,41 @@ impl From<NotStored> for CommandRefused {
     }
 }
 
+fn invalid(why: impl ToString) -> CommandRefused {
+    (EnrolmentRefusal::InvalidData, why.to_string())
+}
+
 /// Carries out a command. Blocks while a change is stored.
 fn answer(store: &RecordStore, from: &SessionInfo, frame: &Frame) -> Frame {
     let answer = if frame.kind() == Command::MANAGE_TOKENS {
-        asked(frame).and_then(|asked| manage_tokens(store, from, asked).map(|page| Frame::of(&page)))
+        let asked = frame.payload().map_err(invalid);
+        asked.and_then(|asked| manage_tokens(store, from, asked).map(|page| Frame::of(&page)))
     } else {
-        asked(frame).and_then(|asked| manage_certificates(store, from, asked).map(|page| Frame::of(&page)))
+        let asked = frame.payload().map_err(invalid);
+        asked.and_then(|asked| manage_certificates(store, from, asked).map(|page| Frame::of(&page)))
     };
     answer.unwrap_or_else(|(reason, detail)| refused(frame, reason, &detail))
+}
+
+/// Counts a change by its action, and writes it to the audit log: the line beside its value, or `what` was refused.
+fn audited<T>(
+    store: &RecordStore,
+    from: &SessionInfo,
+    (action, what): (&'static str, &str),
+    done: Result<(T, String), CommandRefused>,
+) -> Result<T, CommandRefused> {
+    match done {
+        Ok((value, line)) => {
+            store.count(action, "done".to_owned());
+            info!(target: "ssntp::audit", "{line}: by {from}");
+            Ok(value)
+        }
+        Err((reason, why)) => {
+            store.count(action, reason.to_string());
+            info!(target: "ssntp::audit", "no {action} {}: {why}: by {from}", excerpt(what));
+            Err((reason, why))
+        }
+    }
 }
 
 fn manage_tokens(
@@ -112,48 +137,37 @@ fn manage_tokens(
     from: &SessionInfo,
     asked: ManageTokens,
 ) -> Result<Tokens, CommandRefused> {
-    let ManageTokens {
-        id,
-        action,
-        token,
-        after,
-    } = asked;
-    let (entries, next) = match action {
+    let (id, token) = (asked.id, asked.token);
+    let (entries, next) = match asked.action {
         TokenAction::List => {
             let records = store.records();
-            page(
-                records.tokens().filter(|token| token.id > after).map(shown),
-                |entry: &TokenEntry| entry.id.clone(),
-            )
+            let tokens = records.tokens(now()).filter(|token| token.id > asked.after);
+            page(tokens.map(shown), |entry: &TokenEntry| entry.id.clone())
         }
         TokenAction::Add => {
             let made_by = format!("{}, {}", from.certificate().subject, from.uuid());
-            let stored = stored(&token, &made_by).map_err(|why| (EnrolmentRefusal::InvalidData, why))?;
-            let entry = shown(&stored);
-            store.change(|records| {
-                let added = records.add_token(stored.clone());
-                added.map_err(|why| (EnrolmentRefusal::InvalidData, why))
-            })?;
-            info!(
-                target: "ssntp::audit",
-                "token {}: added for {}, {} uses: by {from}", entry.id, entry.roles, entry.uses_left
-            );
-            (vec![entry], String::new())
+            let added = stored(&token, &made_by).map_err(invalid).and_then(|stored| {
+                store.change(|records| records.add_token(stored.clone()).map_err(invalid))?;
+                let (id, roles, uses) = (&stored.id, stored.roles, stored.uses_left);
+                let line = format!("token {id}: added for {roles}, {uses} uses");
+                Ok((shown(&stored), line))
+            });
+            let added = audited(store, from, ("add", &token.id), added)?;
+            (vec![added], String::new())
         }
         TokenAction::Remove => {
-            let removed = store.change(|records| {
-                let removed = records.remove_token(&token.id);
-                removed.ok_or_else(|| {
-                    (
-                        EnrolmentRefusal::NotFound,
-                        format!("there is no token {}", token.id),
-                    )
-                })
-            })?;
-            info!(target: "ssntp::audit", "token {}: removed: by {from}", removed.id);
-            (vec![shown(&removed)], String::new())
+            let none = || {
+                (
+                    EnrolmentRefusal::NotFound,
+                    format!("there is no token {}", token.id),
+                )
+            };
+            let removed = store.change(|records| records.remove_token(&token.id).ok_or_else(none));
+            let removed = removed.map(|removed| (shown(&removed), format!("token {}: removed", removed.id)));
+            let removed = audited(store, from, ("remove", &token.id), removed)?;
+            (vec![removed], String::new())
         }
-        other => return Err((EnrolmentRefusal::InvalidData, format!("no action {other:?}"))),
+        other => return Err(invalid(format_args!("no action {other:?}"))),
     };
     Ok(Tokens {
         id,
@@ -168,42 +182,36 @@ fn manage_certificates(
     from: &SessionInfo,
     asked: ManageCertificates,
 ) -> Result<NodeCertificates, CommandRefused> {
-    let ManageCertificates {
-        id,
-        action,
-        uuid,
-        after,
-    } = asked;
-    if let CertificateAction::Other(other) = &action {
-        return Err((EnrolmentRefusal::InvalidData, format!("no action {other:?}")));
-    }
-    if action == CertificateAction::Revoke {
-        let none = || {
-            (
-                EnrolmentRefusal::NotFound,
-                format!("no certificate was issued to {uuid} here"),
-            )
-        };
-        let node = uuid.uuid().ok_or_else(none)?;
-        let count = store.change(|records| {
-            let has_any = records.certificates().any(|(one, _)| one.uuid == node);
-            has_any.then(|| records.revoke(node)).ok_or_else(none)
-        })?;
-        info!(target: "ssntp::audit", "revoked: UUID {node}, {count} certificates: by {from}");
+    let uuid = asked.uuid;
+    match asked.action {
+        CertificateAction::List => {}
+        CertificateAction::Revoke => {
+            let none = || {
+                (
+                    EnrolmentRefusal::NotFound,
+                    format!("no certificate was issued to {uuid} here"),
+                )
+            };
+            let revoked = uuid.uuid().ok_or_else(none).and_then(|node| {
+                let count = store.change(|records| records.revoke(node).ok_or_else(none))?;
+                Ok(((), format!("revoked: UUID {node}, {count} certificates")))
+            });
+            audited(store, from, ("revoke", uuid.as_str()), revoked)?;
+        }
+        other => return Err(invalid(format_args!("no action {other:?}"))),
     }
     let records = store.records();
-    let wanted = |one: &Enrolled| uuid.is_empty() || uuid.uuid() == Some(one.uuid);
-    // A number in the order of issue. A certificate that ends meanwhile moves the rest forward by one.
-    let all = records.certificates().zip(1_u64..);
-    let from_here = all.filter(|((one, _), number)| *number > after && wanted(one));
-    let (entries, next) = page(from_here, |(_, number)| *number);
+    // A certificate that is forgotten meanwhile moves the numbers of the rest forward by one.
+    let wanted = records.certificates(now()).filter(|(number, one, _)| {
+        *number > asked.after && (uuid.is_empty() || uuid.uuid() == Some(one.uuid))
+    });
+    let (entries, next) = page(wanted, |(number, ..)| *number);
     let entries = entries.into_iter();
-    let entries = entries
-        .map(|((one, is_revoked), _)| certificate(one, is_revoked))
-        .collect();
     Ok(NodeCertificates {
-        id,
-        entries,
+        id: asked.id,
+        entries: entries
+            .map(|(_, one, is_revoked)| certificate(one, is_revoked))
+            .collect(),
         next,
         ..NodeCertificates::default()
     })
@@ -214,12 +222,6 @@ fn page<T, K: Default>(mut all: impl Iterator<Item = T>, key: impl Fn(&T) -> K) 
     let entries: Vec<T> = all.by_ref().take(PAGE).collect();
     let next = all.next().and_then(|_| entries.last().map(key));
     (entries, next.unwrap_or_default())
-}
-
-fn asked<T: Payload>(frame: &Frame) -> Result<T, CommandRefused> {
-    frame
-        .payload()
-        .map_err(|e| (EnrolmentRefusal::InvalidData, e.to_string()))
 }
 
 fn shown(token: &StoredToken) -> TokenEntry {
@@ -249,7 +251,7 @@ fn stored(token: &TokenEntry, made_by: &str) -> Result<StoredToken, String> {
     if secret.len() != 43 || !secret.bytes().all(is_base64url) {
         return Err("secret_sha256 is not 32 bytes in base64url".to_owned());
     }
-    if token.uses_left == 0 || token.ends <= since_1970(wall_clock()).as_secs() {
+    if token.uses_left == 0 || token.ends <= now() {
         return Err("nobody could join with it: it is for no node, or has ended".to_owned());
     }
     Ok(StoredToken {

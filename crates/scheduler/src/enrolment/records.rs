@@ -10,6 +10,9 @@ use uuid::Uuid;
 
 /// The maximum number of tokens.
 const MAX_TOKENS: usize = 1024;
+/// The maximum number of valid certificates of a node. One that loses every answer to its renewals has some
+/// twenty.
+const MAX_OF_NODE: usize = 32;
 
 /// Tokens and certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,14 +36,18 @@ impl Records {
         Ok(records)
     }
 
-    pub(super) fn tokens(&self) -> impl Iterator<Item = &StoredToken> {
-        self.tokens.values()
+    /// The tokens that have not ended at `now`, in seconds since 1970.
+    pub(super) fn tokens(&self, now: u64) -> impl Iterator<Item = &StoredToken> {
+        self.tokens.values().filter(move |token| token.ends > now)
     }
 
-    /// The certificates, with true for those that are revoked.
-    pub(super) fn certificates(&self) -> impl Iterator<Item = (&Enrolled, bool)> {
+    /// The certificates that have not ended at `now`, each with its number in the order of issue, and with true
+    /// if it is revoked.
+    pub(super) fn certificates(&self, now: u64) -> impl Iterator<Item = (u64, &Enrolled, bool)> {
+        let all = (1_u64..).zip(&self.certificates);
         let revoked = |one: &Enrolled| self.revoked.contains_key(&one.serial);
-        self.certificates.iter().map(move |one| (one, revoked(one)))
+        all.filter(move |(_, one)| one.ends > now)
+            .map(move |(number, one)| (number, one, revoked(one)))
     }
 
     /// The serial numbers of the revoked certificates.
@@ -48,12 +55,16 @@ impl Records {
         self.revoked.keys().map(String::as_str)
     }
 
+    pub(super) fn has_token(&self, id: &str) -> bool {
+        self.tokens.contains_key(id)
+    }
+
     /// Adds a token. Returns the reason why it cannot.
     pub(super) fn add_token(&mut self, token: StoredToken) -> Result<(), String> {
         if self.tokens.len() >= MAX_TOKENS {
             return Err(format!("there are {MAX_TOKENS} tokens, which is the maximum"));
         }
-        if self.tokens.contains_key(&token.id) {
+        if self.has_token(&token.id) {
             return Err(format!("there is a token {} already", token.id));
         }
         self.tokens.insert(token.id.clone(), token);
@@ -91,22 +102,30 @@ impl Records {
         if self.revoked.contains_key(serial) {
             return Err(JoinRefusal::NotRenewable("the certificate is revoked".to_owned()));
         }
-        // A node gets the chain in the answer, and asks again if that is lost.
-        let chain = String::new();
+        let its = self.certificates.iter().filter(|one| one.uuid == enrolled.uuid);
+        // Otherwise one node could fill the records.
+        if its.count() >= MAX_OF_NODE {
+            let why = format!("the node has {MAX_OF_NODE} certificates that are valid");
+            return Err(JoinRefusal::NotRenewable(why));
+        }
+        // A node gets the chain in the answer, and asks again with another key if that is lost.
         self.certificates.push(Enrolled {
-            chain,
+            key: String::new(),
+            chain: String::new(),
             ..enrolled.clone()
         });
         Ok(())
     }
 
     /// Revokes all certificates of a node, and its unused token. Returns the number of certificates that were
-    /// not revoked before.
-    pub(super) fn revoke(&mut self, node: Uuid) -> usize {
-        self.tokens.retain(|_, token| token.uuid != Some(node));
-        let its = self.certificates.iter().filter(|one| one.uuid == node);
+    /// not revoked before; `None` if it has none.
+    pub(super) fn revoke(&mut self, node: Uuid) -> Option<usize> {
+        let mut its = self.certificates.iter().filter(|one| one.uuid == node).peekable();
+        its.peek()?;
         let added = its.map(|one| self.revoked.insert(one.serial.clone(), one.ends));
-        added.filter(Option::is_none).count()
+        let added = added.filter(Option::is_none).count();
+        self.tokens.retain(|_, token| token.uuid != Some(node));
+        Some(added)
     }
 
     /// Keeps the certificates revoked that were so before.
@@ -123,7 +142,7 @@ impl Records {
         self.revoked.retain(|_, ends| *ends > now);
         for one in &mut self.certificates {
             if !self.tokens.contains_key(&one.token) {
-                one.chain = String::new();
+                (one.key, one.chain) = Default::default();
             }
         }
     }

@@ -3,6 +3,7 @@
 //! It owns the records and makes one change at a time: a change is stored first, and only then shown. It
 //! never knows who asks for it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::{fs, io};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::records::Records;
+use crate::figures::{EnrolmentFigures, tally};
 use crate::shared::{ENROLMENT, MAX_DOCUMENT, Shared};
 use ssntp::pki::{CertificateInfo, Enrolled, JoinRefusal, Trust};
 use ssntp::server::{EnrolmentStore, Redeem};
@@ -50,6 +52,8 @@ pub(super) struct RecordStore {
     is_newer: Condvar,
     /// Has a message when the revoked certificates may have changed.
     revoked: Changes,
+    /// The commands of operators by action and result.
+    commands: Mutex<BTreeMap<(&'static str, String), u64>>,
 }
 
 #[derive(Debug)]
@@ -107,6 +111,17 @@ impl Enrolments {
         })))
     }
 
+    /// Removes the file of an earlier cluster from this directory, and with it all tokens.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn remove(directory: &Path) -> io::Result<()> {
+        match fs::remove_file(directory.join(FILE)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// Keeps them in a document of the engine instead.
     pub(crate) fn keep_in(&self, shared: &Arc<Shared>) {
         let _ = self.0.shared.set(Arc::clone(shared));
@@ -122,10 +137,27 @@ impl Enrolments {
         trust.with_revoked(self.0.records().revoked())
     }
 
+    /// What is kept now, and the commands that were carried out, for metrics.
+    pub fn figures(&self) -> EnrolmentFigures {
+        let (records, now) = (self.0.records(), now());
+        let certificates = records.certificates(now);
+        let states = certificates.map(|(_, _, is_revoked)| if is_revoked { "revoked" } else { "valid" });
+        EnrolmentFigures {
+            tokens: records.tokens(now).count(),
+            certificates: tally(["valid", "revoked"], states),
+            commands: locked(&self.0.commands).clone(),
+        }
+    }
+
     /// Has a message when the revoked certificates may have changed: call [`apply`](Self::apply) then.
     pub fn changes(&self) -> Receiver<()> {
         self.0.revoked.1.clone()
     }
+}
+
+/// The present time in seconds since 1970.
+pub(super) fn now() -> u64 {
+    since_1970(wall_clock()).as_secs()
 }
 
 /// The permission to make a change, until it is dropped.
@@ -165,6 +197,11 @@ impl RecordStore {
         Arc::clone(&locked(&self.kept).records)
     }
 
+    /// Counts a command of an operator.
+    pub(super) fn count(&self, action: &'static str, result: String) {
+        *locked(&self.commands).entry((action, result)).or_default() += 1;
+    }
+
     fn take_view(&self, view: &View) {
         let document = view.documents.get(ENROLMENT);
         let revision = document.map(|document| document.revision);
@@ -186,6 +223,18 @@ impl RecordStore {
                 target: "ssntp::scheduler",
                 "the engine's document {ENROLMENT} cannot be read, so nobody joins: {e}"
             ),
+        }
+    }
+
+    /// Waits until this token is known, for at most [`SHOWN`]: another scheduler may have added it a moment ago.
+    fn await_token(&self, id: &str) {
+        let is_unknown = |kept: &mut Kept| !kept.records.has_token(id);
+        if self.shared.get().is_some() {
+            drop(locked_again(self.is_newer.wait_timeout_while(
+                locked(&self.kept),
+                SHOWN,
+                is_unknown,
+            )));
         }
     }
 
@@ -229,7 +278,7 @@ impl RecordStore {
         for _ in 0..ATTEMPTS {
             let kept = locked(&self.kept).clone();
             let mut records = Records::clone(&kept.records);
-            records.forget_ended(since_1970(wall_clock()).as_secs());
+            records.forget_ended(now());
             let changed = change(&mut records)?;
             if records == *kept.records {
                 return Ok(changed);
@@ -292,6 +341,7 @@ fn text(records: &mut Records, limit: usize) -> Result<Vec<u8>, NotStored> {
 
 impl EnrolmentStore for Enrolments {
     fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
+        self.0.await_token(id);
         self.0.change(|records| records.join(id, key, redeem))
     }
 

@@ -9,6 +9,8 @@
 mod show;
 mod signing;
 
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, value_parser};
@@ -290,15 +292,14 @@ fn exists(path: &Path) -> Failure {
 fn issue(args: Issue, json: bool) -> Result<(), Failure> {
     let request = args.holder.request().key(args.key).days(args.days);
     let path = args.dir.join(file_name(&request.name)?);
-    if path.exists() && !args.force {
-        let why = "exists already; `ssntp cert renew` replaces its certificate, and --force the file";
-        return Err(Failure::at(&path, why));
-    }
     let has_hosts = !request.hosts.is_empty();
     let authority = authority(&args.dir)?;
-    let issued = authority.issue(&request)?;
     let before = certificate_in(&path);
-    issued.save(&path)?;
+    let why = "exists already; `ssntp cert renew` replaces its certificate, and --force the file";
+    claim(&path, args.force, why)?;
+    let issued = authority.issue(&request);
+    let issued = issued.and_then(|issued| issued.save(&path).map(|()| issued));
+    let issued = issued.inspect_err(|_| give_up(&path, args.force))?;
     let info = issued.info();
     print_issued(&path, before.as_ref(), info, json)?;
     if !json && !has_hosts && !info.hosts.is_empty() {
@@ -313,13 +314,32 @@ fn issue(args: Issue, json: bool) -> Result<(), Failure> {
 
 fn issuer(args: &IssuerArgs, json: bool) -> Result<(), Failure> {
     let path = args.dir.join(file_name(&args.name)?);
-    if path.exists() && !args.force {
-        return Err(Failure::at(&path, "exists already; --force replaces the issuer"));
-    }
-    let issuer = authority(&args.dir)?.issuer(&args.name, args.roles, args.days)?;
-    issuer.save(&path)?;
+    let authority = authority(&args.dir)?;
+    claim(&path, args.force, "exists already; --force replaces the issuer")?;
+    let issuer = authority.issuer(&args.name, args.roles, args.days);
+    let issuer = issuer.and_then(|issuer| issuer.save(&path).map(|()| issuer));
+    let issuer = issuer.inspect_err(|_| give_up(&path, args.force))?;
     let (what, info) = (format!("an issuer for {}", args.roles), issuer.info());
     print_either(json, made_json(&path, info, None), made(&path, &what, info))
+}
+
+/// Makes an empty file, which is replaced next. Without --force an existing file is an error, also if another program
+/// makes it at this moment.
+fn claim(path: &Path, force: bool, exists: &str) -> Result<(), Failure> {
+    if force {
+        return Ok(());
+    }
+    File::create_new(path).map(drop).map_err(|e| match e.kind() {
+        ErrorKind::AlreadyExists => Failure::at(path, exists),
+        _ => Failure::at(path, e),
+    })
+}
+
+/// Removes the empty file.
+fn give_up(path: &Path, force: bool) {
+    if !force {
+        let _ = fs::remove_file(path);
+    }
 }
 
 /// The certificate that a new one is about to replace; `None` if there is none.
@@ -356,7 +376,7 @@ fn print_old(before: &CertificateInfo) -> Result<(), Failure> {
 
 fn authority(directory: &Path) -> Result<Authority, Failure> {
     Authority::load(directory).map_err(|error| match &error {
-        Error::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+        Error::Read { source, .. } if source.kind() == ErrorKind::NotFound => {
             Failure::new(format_args!("{error}; `ssntp cert ca` makes an authority"))
         }
         _ => error.into(),
@@ -390,6 +410,10 @@ fn renew(args: &Renew, json: bool) -> Result<(), Failure> {
                 ..
             }
         );
+        if certificate_in(&path).is_some_and(|it| it.is_authority) && matches!(error, Error::Request(_)) {
+            let why = "it is an issuer's: `ssntp cert issuer --force` makes another in its place";
+            return Failure::at(&path, why);
+        }
         let failure = Failure::from(error);
         // The key of a request is on the host of its holder.
         if has_no_key {

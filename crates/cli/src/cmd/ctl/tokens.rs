@@ -148,12 +148,11 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
 
 /// The command that joins a node.
 fn command(role: Role, token: &JoinToken) -> String {
-    let daemon = if role.intersects(Role::CNCIAGENT) {
-        return format!("ssntp join --role {role} --dir . '{token}'");
-    } else if role == Role::NETAGENT {
-        "netagent"
-    } else {
-        "agent"
+    let daemon = match role {
+        Role::AGENT => "agent".to_owned(),
+        Role::NETAGENT => "netagent".to_owned(),
+        Role::CNCIAGENT => "cnci --tenant UUID --ip IP".to_owned(),
+        several => format!("agent --role {several}"),
     };
     format!("ssntp {daemon} --join '{token}' --state /var/lib/ssntp")
 }
@@ -276,11 +275,18 @@ pub(super) fn revoke(options: &Options, stop: &Stop, named: &NamedClient) -> Res
     let count = answer.entries.len();
     let serials: Vec<_> = answer.entries.iter().map(|one| &one.serial).collect();
     let text = format_args!("{uuid}: {count} certificate(s) revoked");
-    print_either(
-        options.json,
-        json!({"uuid": uuid.as_str(), "serials": serials}),
-        text,
-    )
+    // The holder of the node may know a token for several nodes.
+    let mut left = all_tokens(&session)?;
+    left.retain(|token| token.uses_left > 0 && answer.entries.iter().any(|one| one.token == token.id));
+    let tokens: Vec<_> = left.iter().map(|token| &token.id).collect();
+    let value = json!({"uuid": uuid.as_str(), "serials": serials, "tokens_left": tokens});
+    print_either(options.json, value, text)?;
+    for token in tokens.iter().filter(|_| !options.json) {
+        note(format_args!(
+            "ssntp: nodes still join with the token that it used: `ssntp token remove {token}` ends that"
+        ));
+    }
+    Ok(())
 }
 
 #[rustfmt::skip] // A table: one row a column.

@@ -1,14 +1,19 @@
 //! `ssntp cluster init`, `ssntp token`, `--join`, `ssntp ctl certificates` and `revoke`.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use ssntp_test_support::etcd::EtcdProcess;
 use ssntp_test_support::port::HeldPort;
 use ssntp_test_support::program::Program;
 use tempfile::TempDir;
+
+use super::processes::until;
 
 /// A cluster that `ssntp cluster init` has made.
 struct Made {
@@ -18,12 +23,16 @@ struct Made {
 
 impl Made {
     fn new() -> Self {
+        Self::with("")
+    }
+
+    fn with(flags: &str) -> Self {
         let made = Self {
             directory: tempfile::tempdir().unwrap(),
             port: HeldPort::new(),
         };
         let init = made.run(&format!(
-            "cluster init --dir etc --root-key root.key --host localhost --listen {}",
+            "cluster init --dir etc --root-key root.key --host localhost --listen {} {flags}",
             made.port.address()
         ));
         let lines = init.succeed();
@@ -65,6 +74,16 @@ impl Made {
 
     fn agent(&self, token: &str, state: &str) -> Program {
         self.run(&format!("agent --users agent --join {token} --state {state}"))
+    }
+
+    /// Puts the authority's key where `ssntp cert` finds it.
+    fn bring_root_key(&self) {
+        let at = |name: &str| self.directory.path().join(name);
+        fs::copy(at("root.key"), at("etc/ca.key")).unwrap();
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.directory.path().join(name)).unwrap_or_default()
     }
 
     fn list(&self, line: &str) -> Vec<Value> {
@@ -232,7 +251,274 @@ fn a_cluster_is_not_made_twice_in_one_directory_or_under_one_name() {
     assert!(why.contains("there is a context \"ssntp\" already"), "{why}");
     assert!(!made.directory.path().join("second").exists());
     assert_eq!(fs::read(made.directory.path().join("root.key")).unwrap(), key);
+    // The tokens of the earlier cluster end with it.
+    let state = made.directory.path().join("etc/state/enrolment.json");
+    fs::write(&state, "{}").unwrap();
     made.run("cluster init --dir etc --root-key root.key --force --roles cnciagent")
         .succeed();
+    assert!(!state.exists());
     assert_ne!(fs::read(made.directory.path().join("root.key")).unwrap(), key);
+}
+
+#[test]
+fn the_command_that_token_add_prints_is_for_each_role() {
+    let made = Made::with("--roles agent,netagent,cnciagent");
+    let _scheduler = made.scheduler("");
+    for (roles, command) in [
+        ("agent", "ssntp agent --join '"),
+        ("netagent", "ssntp netagent --join '"),
+        ("agent,netagent", "ssntp agent --role agent,netagent --join '"),
+        ("cnciagent", "ssntp cnci --tenant UUID --ip IP --join '"),
+    ] {
+        let added = made.run(&format!("token add --role {roles}")).succeed();
+        assert!(added[0].starts_with(command), "{added:?}");
+        // As a shell takes it apart.
+        let line = added[0].replace('\'', "").replace("/var/lib/ssntp", roles);
+        let line = line
+            .replace("--tenant UUID", "--tenant 3d1f0000-0000-4000-8000-00000000000c")
+            .replace("--ip IP", "--ip 127.0.0.1");
+        let daemon = made.run(line.strip_prefix("ssntp ").unwrap());
+        let node = daemon.line(if roles == "cnciagent" { "cnci " } else { "agent " });
+        until("the node has a session", || {
+            let sessions = made.list("ctl sessions");
+            let it = sessions.iter().find(|one| one["uuid"] == node.as_str());
+            let its: Vec<_> = it.map_or(Vec::new(), |it| {
+                let roles = it["roles"].as_array().unwrap().iter();
+                roles.map(|role| role.as_str().unwrap()).collect()
+            });
+            (its.join(",") == roles)
+                .then_some(())
+                .ok_or(format!("{sessions:?}"))
+        });
+    }
+}
+
+/// The lines of /metrics at these pages.
+fn metrics(pages: &str) -> Vec<String> {
+    let mut stream = TcpStream::connect(pages.strip_prefix("http://").unwrap()).unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn each_token_join_refusal_and_revocation_is_in_the_audit_log_and_the_metrics() {
+    let made = Made::new();
+    let scheduler = made.scheduler("--admin 127.0.0.1:0 --log warn,ssntp::audit=info");
+    let pages = scheduler.line("pages at ");
+    let token = made.token("--role agent");
+    let id = token.split(['=', '&']).nth(3).unwrap().to_owned();
+    scheduler.error_with(&format!("token {id}: added for agent, 1 uses: by "));
+    let join = |token: &str, dir: &str| made.run(&format!("join --join {token} --dir {dir}"));
+    join(&token, "node").succeed();
+    let joined = scheduler.error_with("joined: UUID ");
+    assert!(joined.ends_with(&format!("token {id}")), "{joined}");
+    let node = joined.split("UUID ").nth(1).unwrap()[..36].to_owned();
+    join(&token, "thief").fail(1);
+    let refused = scheduler.error_with("no join: ");
+    assert!(
+        refused.contains(&id) && refused.contains("has been used"),
+        "{refused}"
+    );
+    let (front, secret) = token.rsplit_once('=').unwrap();
+    let first = if secret.starts_with('A') { "B" } else { "A" };
+    let why = join(&format!("{front}={first}{}", &secret[1..]), "guess").fail(1);
+    assert!(
+        why.contains("there is no token with this id and this secret"),
+        "{why}"
+    );
+    scheduler.error_with("there is no token with this id");
+    made.run(&format!("token remove {id}")).succeed();
+    scheduler.error_with(&format!("token {id}: removed: by "));
+    made.run(&format!("ctl revoke {node}")).succeed();
+    scheduler.error_with(&format!("revoked: UUID {node}, 1 certificates: by "));
+    made.run("ctl revoke 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001")
+        .fail(1);
+    scheduler.error_with("no revoke 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001: ");
+    let metrics = metrics(&pages);
+    for line in [
+        "ssntp_enrolments_total{result=\"joined\"} 1",
+        "ssntp_enrolments_total{result=\"used\"} 1",
+        "ssntp_enrolments_total{result=\"proof\"} 1",
+        "ssntp_enrolments_total{result=\"ended\"} 0",
+        "ssntp_tokens 0",
+        "ssntp_node_certificates{state=\"revoked\"} 1",
+        "ssntp_node_certificates{state=\"valid\"} 0",
+        "ssntp_token_commands_total{action=\"add\",result=\"done\"} 1",
+        "ssntp_token_commands_total{action=\"remove\",result=\"done\"} 1",
+        "ssntp_token_commands_total{action=\"revoke\",result=\"done\"} 1",
+        "ssntp_token_commands_total{action=\"revoke\",result=\"not_found\"} 1",
+    ] {
+        assert!(metrics.iter().any(|found| found == line), "{line}: {metrics:#?}");
+    }
+}
+
+#[test]
+fn a_new_issuer_is_used_without_a_restart_and_no_other_command_replaces_one() {
+    let made = Made::new();
+    made.bring_root_key();
+    let scheduler = made.scheduler("");
+    let before = made.read("etc/issuer.pem");
+    let why = made.run("cert renew --dir etc issuer").fail(1);
+    assert!(why.contains("it is an issuer's"), "{why}");
+    let why = made.run("cert issuer --dir etc").fail(1);
+    assert!(
+        why.contains("exists already; --force replaces the issuer"),
+        "{why}"
+    );
+    assert_eq!(made.read("etc/issuer.pem"), before);
+    made.run("cert issuer --dir etc --force").succeed();
+    let certificate = |pem: &str| pem.split("-----").nth(2).map(str::to_owned);
+    let new = certificate(&made.read("etc/issuer.pem")).unwrap();
+    scheduler.signal(Signal::HUP);
+    let token = made.token("--role agent --uses 1000");
+    let mut nodes = 0..;
+    until("a node has a certificate of the new issuer", || {
+        let dir = format!("node-{}", nodes.next().unwrap());
+        made.run(&format!("join --join {token} --dir {dir}")).succeed();
+        let chain = made.read(&format!("{dir}/node.pem"));
+        chain.contains(&new).then_some(()).ok_or(chain)
+    });
+}
+
+#[test]
+fn either_side_is_killed_at_any_step_and_each_node_has_one_certificate() {
+    let made = Made::new();
+    let mut scheduler = made.scheduler("");
+    // The node, once each of its files is there.
+    for (number, file) in ["join.key", "ca.pem", "node.pem"].into_iter().enumerate() {
+        let dir = format!("node-{number}");
+        let token = made.token("--role agent");
+        let mut join = made.run(&format!("join --join {token} --dir {dir}"));
+        let path = made.directory.path().join(&dir).join(file);
+        until("the node writes its files", || {
+            // It may be faster than this look, and have removed the file again.
+            let ended = join.child.try_wait().unwrap().is_some();
+            (path.exists() || ended).then_some(()).ok_or(dir.clone())
+        });
+        let _ = join.child.kill();
+        join.code();
+        made.run(&format!("join --join {token} --dir {dir}")).succeed();
+    }
+    assert_eq!(made.list("ctl certificates").len(), 3);
+    // The scheduler, once it has stored the use.
+    let token = made.token("--role agent --uses 2");
+    let join = made.run(&format!("join --join {token} --dir last"));
+    until("the use is stored", || {
+        let stored = made.read("etc/state/enrolment.json");
+        stored.contains("\"uses_left\":1").then_some(()).ok_or(stored)
+    });
+    scheduler.signal(Signal::KILL);
+    scheduler.code();
+    let _scheduler = made.scheduler("");
+    join.succeed();
+    assert_eq!(made.list("ctl certificates").len(), 4);
+    let tokens = made.list("token list");
+    assert!(tokens.iter().any(|token| token["nodes_left"] == 1), "{tokens:?}");
+}
+
+#[test]
+fn a_cluster_is_made_in_a_directory_of_any_name_and_for_any_address() {
+    let made = Made::new();
+    let port = made.port.address().rsplit(':').next().unwrap().to_owned();
+    // A name that YAML and shells read in other ways, with a letter of two characters.
+    let odd = "o d#d: 'e\u{301}\\\"";
+    let init = |name: &str, dir: &str, flags: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+        let flags = format!("cluster init --name {name} {flags}");
+        command.args(flags.split(' ')).args(["--dir", dir]);
+        command
+            .current_dir(made.directory.path())
+            .env("XDG_CONFIG_HOME", made.directory.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Program::of(command)
+    };
+    init("odd", odd, &format!("--listen 127.0.0.1:{port}")).succeed();
+    let settings = made.directory.path().join(odd).join("scheduler.yaml");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
+    command.args(["scheduler", "--config-file"]).arg(settings);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let scheduler = Program::of(command);
+    // Without --host the address of --listen is in the certificate, and the operator and the nodes use it.
+    assert_eq!(scheduler.line("listening at "), format!("127.0.0.1:{port}"));
+    let token = made.token("--role agent");
+    assert!(
+        token.starts_with(&format!("ssntp://127.0.0.1:{port}/?ca=")),
+        "{token}"
+    );
+    made.run(&format!("join --join {token} --dir node")).succeed();
+
+    for (name, flags, reached) in [
+        ("six", "--host ::1", "[::1]:8888"),
+        ("net", "--host 2001:db8::7 --listen [::]:9", "[2001:db8::7]:9"),
+        ("five", "--listen [2001:db8::7]:9", "[2001:db8::7]:9"),
+    ] {
+        let lines = init(name, name, flags).succeed();
+        let wanted = format!("the current context is {name}, at {reached}");
+        assert!(lines.iter().any(|line| line.ends_with(&wanted)), "{lines:?}");
+    }
+    // An address that stands for all of a host is no address of it.
+    let lines = init("any", "any", "--listen 0.0.0.0:9").succeed();
+    let all = lines.join(" ");
+    assert!(all.contains("at ") && !all.contains("0.0.0.0"), "{lines:?}");
+    let why = init("zero", "zero", "--listen :0").ended();
+    assert_eq!(why.code, Some(2), "{:?}", why.err);
+    for name in ["a b", "../x", "", "x\u{301}"] {
+        let why = init(name, "bad", "").ended();
+        assert_eq!(why.code, Some(2), "{name}: {:?}", why.err);
+    }
+    assert!(!made.directory.path().join("bad").exists());
+}
+
+#[test]
+fn a_node_joins_through_a_second_scheduler_and_is_revoked_at_the_first() {
+    let Some(etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let made = Made::new();
+    made.bring_root_key();
+    made.run("cert issue --dir etc --role scheduler --name second --host 127.0.0.1 --bound")
+        .succeed();
+    made.run("cert issuer --dir etc --name issuer-2").succeed();
+    let port = HeldPort::new();
+    let scheduler = |address: &str, name: &str, issuer: &str| {
+        let flags = format!("--issuer etc/{issuer}.pem --cluster test --join {}", etcd.join());
+        let line = format!("scheduler --listen {address} --ca etc/ca.pem --cert etc/{name}.pem {flags}");
+        // A busy etcd may not answer in the time limit of a call. Then a scheduler does not start.
+        let mut started = None;
+        until("a scheduler listens", || {
+            let program = made.run(&line);
+            match program.out.recv() {
+                Ok(_) => started = Some(program),
+                Err(_) => return Err(program.err.iter().collect()),
+            }
+            Ok(())
+        });
+        started.unwrap()
+    };
+    let _first = scheduler(&made.port.address(), "scheduler", "issuer");
+    let _second = scheduler(&port.address(), "second", "issuer-2");
+    let mut token = String::new();
+    until("a scheduler leads", || {
+        let added = made.run(&format!("token add --role agent --bare --at {}", port.address()));
+        let ended = added.ended();
+        token = ended.out.concat();
+        (ended.code == Some(0)).then_some(()).ok_or(ended.err.concat())
+    });
+    let agent = made.agent(&token, "node");
+    let node = agent.line("agent ");
+    let chain = made.read("node/node.pem");
+    let issuer = made.read("etc/issuer-2.pem");
+    assert!(chain.contains(issuer.split("-----").nth(2).unwrap()), "{chain}");
+    until("the first scheduler knows the certificate", || {
+        let issued = made.list("ctl certificates");
+        let is_it = issued.len() == 1 && issued[0]["uuid"] == node.as_str();
+        is_it.then_some(()).ok_or(format!("{issued:?}"))
+    });
+    made.run(&format!("ctl revoke {node}")).succeed();
+    agent.error_with("it is revoked");
+    assert_eq!(agent.ended().code, Some(1));
 }
