@@ -246,14 +246,6 @@ fn can_be_run(program: &Path) -> bool {
 /// The roles of an agent.
 const ROLES: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
-/// The role that the node joins in without --role: `ssntp netagent` is a network node.
-fn own_role() -> Role {
-    match env::args_os().nth(1) {
-        Some(word) if word == "netagent" => Role::NETAGENT,
-        _ => Role::AGENT,
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DriverName {
     /// Processes of this machine
@@ -268,15 +260,13 @@ const CONFINEMENTS: Choices<Confinement> = &[
     ("rlimits", "By resource limits", Confinement::ResourceLimits),
 ];
 
-/// Runs the agent until a signal ends it.
+/// Runs the agent until a signal ends it. A node that joins without --role gets `role`.
 ///
 /// # Errors
 /// The agent cannot start, or its client ends for good.
-pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings) -> Result<(), Failure> {
+pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings, role: Role) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
-    let joined = args
-        .connection
-        .join(&args.join, args.state.as_deref(), own_role())?;
+    let joined = args.connection.join(&args.join, args.state.as_deref(), role)?;
     let (client, Renewal { files, read }) = args.connection.config_as(ROLES, daemon.stop())?;
     // --uuid overrides the UUID that is kept in --state.
     let kept = args.state.clone().filter(|_| !args.connection.has_uuid());

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use ssntp::Role;
 use ssntp_agent::Agent;
 use ssntp_agent_cli::{AgentPages, Args, run};
 use ssntp_daemon::daemon::StartPages;
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
     if let Some(sink) = logging.notes() {
         output::send_notes_to(sink);
     }
-    match run(line.agent, settings) {
+    match run(line.agent, settings, Role::AGENT) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => logging.end_with(failure),
     }

@@ -26,7 +26,7 @@ const PROGRAM: Screen = Screen {
         ("Look", &["top", "watch", "listen", "operands"]),
         ("Repair", &["config", "decode"]),
     ],
-    scripts: &["join", "session", "cnci", "completions", "man"],
+    scripts: &["join", "session", "netagent", "cnci", "completions", "man"],
     start: "ssntp demo",
     examples: [
         ("ssntp server --dev", "a server to try, with throw-away certificates"),

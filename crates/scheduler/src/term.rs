@@ -357,14 +357,8 @@ mod tests {
         assert_eq!(term.take_unreachable(second.server()), [uuid]);
     }
 
-    #[test]
-    fn a_term_that_begins_as_a_controller_connects_shows_it_the_cluster_once() {
-        let (kit, shared) = (Testkit::new().unwrap(), Arc::new(Shared::default()));
-        let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
-        scheduler.begin_following(&shared);
-        let config = scheduler.serve_with(kit.server_config().unwrap());
-        let mut test = HandlerTest::new(config, scheduler).unwrap();
-        test.connect(&kit.identity(Role::AGENT).unwrap()).unwrap();
+    /// A scheduler that acts with this token, in a cluster without others.
+    fn acts(shared: &Shared, token: u64, until: Instant) -> (Membership, Acting) {
         let member = Member {
             uuid: Uuid::from_u128(1),
             incarnation: 1,
@@ -375,14 +369,23 @@ mod tests {
         let join = Join { member, leads: true };
         let membership = Membership::start(Box::new(MemoryEngine::new()), join, |_| ()).unwrap();
         shared.set_documents(membership.documents());
-        let acting = Acting {
-            token: 1,
-            until: test.now() + SYNC_TIME,
-        };
+        let acting = Acting { token, until };
         shared.set_view(&View {
             acting: Some(acting),
             ..View::default()
         });
+        (membership, acting)
+    }
+
+    #[test]
+    fn a_term_that_begins_as_a_controller_connects_shows_it_the_cluster_once() {
+        let (kit, shared) = (Testkit::new().unwrap(), Arc::new(Shared::default()));
+        let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+        scheduler.begin_following(&shared);
+        let config = scheduler.serve_with(kit.server_config().unwrap());
+        let mut test = HandlerTest::new(config, scheduler).unwrap();
+        test.connect(&kit.identity(Role::AGENT).unwrap()).unwrap();
+        let (_membership, _) = acts(&shared, 1, test.now() + SYNC_TIME);
         let controller = test.connect(&kit.identity(Role::CONTROLLER).unwrap()).unwrap();
         let kinds: Vec<_> = test.sent_to(controller.uuid()).iter().map(Frame::kind).collect();
         // The first says that none leads.
@@ -400,24 +403,7 @@ mod tests {
         let kit = Testkit::new().unwrap();
         let shared = Arc::new(Shared::default());
         let mut test = HandlerTest::new(kit.server_config().unwrap(), ()).unwrap();
-        let member = Member {
-            uuid: Uuid::from_u128(1),
-            incarnation: 1,
-            addresses: Vec::new(),
-            version: String::new(),
-            token: 0,
-        };
-        let join = Join { member, leads: false };
-        let membership = Membership::start(Box::new(MemoryEngine::new()), join, |_| ()).unwrap();
-        shared.set_documents(membership.documents());
-        let acting = Acting {
-            token: 7,
-            until: test.now() + SYNC_TIME,
-        };
-        shared.set_view(&View {
-            acting: Some(acting),
-            ..View::default()
-        });
+        let (_membership, acting) = acts(&shared, 7, test.now() + SYNC_TIME);
         let mut term = Term::new(&shared);
         let mut change = |term: &mut Term, token| {
             let change = test.with(|cx| {

@@ -47,6 +47,8 @@ mod session;
 pub(crate) mod table;
 mod watch;
 
+use ssntp::Role;
+
 use crate::admin::AgentArgs;
 use crate::failure::Failure;
 use crate::settings::Settings;
@@ -58,7 +60,6 @@ fn roles(list: &str) -> Vec<&str> {
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    #[command(visible_alias = "netagent")]
     Agent(Box<AgentArgs>),
     Answer(exchange::AnswerArgs),
     Cert(cert::Args),
@@ -76,6 +77,8 @@ pub(crate) enum Command {
     Demo(demo::Args),
     Join(join::Args),
     Listen(listen::Args),
+    /// Run the agent of a network node: `agent`, but it joins in the role NetworkAgent
+    Netagent(Box<AgentArgs>),
     #[command(name = "man", alias = "manual")]
     Manual(completions::ManualArgs),
     Operands(operands::Args),
@@ -96,7 +99,7 @@ impl Command {
     /// definition of the program's command line.
     pub(crate) fn run(self, settings: Settings, whole: clap::Command) -> Result<(), Failure> {
         match self {
-            Self::Agent(args) => ssntp_agent_cli::run(*args, settings),
+            Self::Agent(args) => ssntp_agent_cli::run(*args, settings, Role::AGENT),
             Self::Answer(args) => exchange::answer(&args),
             Self::Cert(args) => cert::run(args),
             Self::Cluster(args) => cluster::run(args),
@@ -111,6 +114,7 @@ impl Command {
             Self::Join(args) => join::run(&args),
             Self::Listen(args) => listen::run(args),
             Self::Manual(args) => completions::manual(&args, whole),
+            Self::Netagent(args) => ssntp_agent_cli::run(*args, settings, Role::NETAGENT),
             Self::Operands(args) => operands::run(&args),
             Self::Opflex(args) => opflex::run(args, settings),
             Self::Request(args) => exchange::request(&args),
@@ -127,7 +131,7 @@ impl Command {
     /// The level of the log without --log and RUST_LOG. A daemon logs its warnings for its
     /// operator; any other subcommand prints only the line with its error.
     pub(crate) fn log_level(&self) -> &'static str {
-        if matches!(self, Self::Agent(_)) || self.serves_many() {
+        if matches!(self, Self::Agent(_) | Self::Netagent(_)) || self.serves_many() {
             "warn"
         } else {
             "error"
