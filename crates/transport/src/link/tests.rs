@@ -91,6 +91,15 @@ impl Sink<u8> for Notes {
     }
 }
 
+/// Checks the events of an aborted link: its threads end each by itself, in any order.
+fn expect_both_ends(received: &Receiver<String>) {
+    let next = || received.recv_timeout(LIMIT).unwrap();
+    let mut both = [next(), next()];
+    both.sort();
+    assert_eq!(both, ["closed by this side", "the writer is gone"]);
+    assert_eq!(next(), "finished");
+}
+
 /// A link, its events, and the other end of its stream.
 struct Rig {
     link: Link,
@@ -204,12 +213,7 @@ fn an_abort_or_a_drop_ends_a_link_that_is_stuck_and_loses_its_queue() {
         } else {
             link.abort()
         }
-        let next = || received.recv_timeout(LIMIT).unwrap();
-        // An abort ends both threads, each by itself.
-        let mut both = [next(), next()];
-        both.sort();
-        assert_eq!(both, ["closed by this side", "the writer is gone"]);
-        assert_eq!(next(), "finished");
+        expect_both_ends(&received);
         assert_eq!((outbox.lost(), outbox.waiting()), (1, Load::default()));
     }
 }
@@ -249,7 +253,7 @@ fn bytes_that_receiving_leaves_for_the_socket_are_flushed() {
         std::thread::yield_now();
     }
     rig.link.abort();
-    rig.expect("closed by this side");
-    rig.expect_end();
+    expect_both_ends(&rig.received);
+    Threads::join(rig.link);
     assert!(wire.is_free());
 }
