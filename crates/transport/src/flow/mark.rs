@@ -3,15 +3,20 @@
 //! A frame is as old when it arrives as what was queued before it, so the queue of a receiver that takes
 //! little is short. The queue of one that takes much is long: otherwise its senders would be stopped
 //! and woken all the time. So the mark is what the receiver takes in a hundredth of a second, measured from
-//! one time at which its queue was full to a later one.
+//! one time at which its queue was full to another that is a tenth of a second later or more: in a
+//! shorter time, a receiver that has just been woken seems slow.
 
 use std::time::{Duration, Instant};
 
 /// The time within which a receiver takes what its queue holds.
 const WITHIN: Duration = Duration::from_millis(10);
 
-/// The mark of a receiver that takes little, in bytes of memory.
-pub(super) const LEAST: u64 = 512 * 1024;
+/// The time over which the rate of a receiver is measured, at least.
+const MEASURED: Duration = Duration::from_millis(100);
+
+/// The mark of a receiver that takes little, in bytes of memory. With half of it, a thousand receivers of
+/// one sender cost their server half again as much processor, and its frames were no younger.
+pub(super) const LEAST: u64 = 1024 * 1024;
 
 /// The mark of one queue, as far as the limits of the queue allow it.
 #[derive(Debug)]
@@ -43,7 +48,7 @@ impl Mark {
             return false;
         };
         let took = now.saturating_duration_since(since);
-        if took < WITHIN {
+        if took < MEASURED {
             return false;
         }
         let taken = u128::from(left.saturating_sub(before)) * WITHIN.as_nanos() / took.as_nanos();
@@ -64,13 +69,13 @@ mod tests {
         let start = crate::host::now();
         let at = |millis| start + Duration::from_millis(millis);
         assert!(!mark.full(at(0), 1 << 30), "nothing is known of the receiver yet");
-        assert!(!mark.full(at(9), 2 << 30), "too little time for a rate");
+        assert!(!mark.full(at(99), 2 << 30), "too little time for a rate");
         assert_eq!(mark.bytes(), LEAST);
-        // A gibibyte in twenty milliseconds.
-        assert!(mark.full(at(20), 2 << 30));
-        assert_eq!(mark.bytes(), 512 << 20);
-        assert!(!mark.full(at(30), (2 << 30) + (256 << 20)));
-        assert_eq!(mark.bytes(), 256 << 20);
+        // A gibibyte in two tenths of a second.
+        assert!(mark.full(at(200), 2 << 30));
+        assert_eq!(mark.bytes(), (1 << 30) / 20);
+        assert!(!mark.full(at(300), (2 << 30) + (256 << 20)));
+        assert_eq!(mark.bytes(), (256 << 20) / 10);
         // A receiver that takes nothing keeps a short queue.
         assert!(!mark.full(at(1000), (2 << 30) + (256 << 20)));
         assert_eq!(mark.bytes(), LEAST);

@@ -65,7 +65,7 @@
 //! |---|---|---|
 //! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch; while it is paused for long, four reads every six seconds more | its reader waits, so its peer has to wait |
 //! | an unfinished item | 16 KiB of each connection's own; more is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until the memory is granted, in order of arrival; the first in line gets it also beyond the bound. While others wait, a connection that holds a reservation and makes no progress is ended |
-//! | a receiver's queue | its mark: what the receiver takes in 10 ms, at least 512 KiB, at most half of its limit, or its share of the budget; and one item | items join the line |
+//! | a receiver's queue | its mark: what the receiver takes in 10 ms, at least 1 MiB, at most half of its limit, or its share of the budget; and one item | items join the line |
 //! | answers to itself in a receiver's queue | half of the mark | the connection is not read |
 //! | items in a line that are charged to a connection | one turn of each connection, and of each that has ended, which counts as a connection until then; their memory counts in the budget of received bytes | the connections are paused, and their successors |
 //! | items in lines that are charged to remote origins | 16 MiB for each link, and what its reader is ahead | the link is paused |
