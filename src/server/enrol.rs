@@ -13,6 +13,8 @@ use ssntp_transport::{locked, setters};
 const AT_A_TIME: usize = 64;
 /// The maximum number of those that have the same address.
 const OF_ADDRESS: usize = 16;
+/// The maximum number of wrong proofs that wait at a time; the other places are for other nodes.
+const WAITING: usize = AT_A_TIME / 2;
 
 /// Decides about a join with the stored token, and with the certificate that the same key has got for it before.
 pub type Redeem<'a> = dyn FnMut(&mut StoredToken, Option<&Enrolled>) -> Result<Enrolled, JoinRefusal> + 'a;
@@ -47,8 +49,7 @@ pub struct Enrolment {
     issuer: Mutex<Arc<Issuer>>,
     store: Box<dyn EnrolmentStore>,
     lifetime: Duration,
-    /// The hosts of the nodes that join at present.
-    hosts: Mutex<Vec<Option<IpAddr>>>,
+    places: Mutex<Places>,
 }
 
 impl fmt::Debug for Enrolment {
@@ -59,14 +60,14 @@ impl fmt::Debug for Enrolment {
 
 impl Enrolment {
     /// Issues the certificates of nodes with this issuer. At most 64 nodes join at a time, and 16 from one
-    /// address, each in a slot of [`max_handshakes`](super::ServerConfig::max_handshakes). Further ones are told
-    /// to try again.
+    /// address; further ones are told to try again. They have a slot of
+    /// [`max_handshakes`](super::ServerConfig::max_handshakes) only until their request has been received.
     pub fn new(issuer: Issuer, store: impl EnrolmentStore + 'static) -> Self {
         Self {
             issuer: Mutex::new(Arc::new(issuer)),
             store: Box::new(store),
             lifetime: Duration::from_secs(30 * 86_400),
-            hosts: Mutex::default(),
+            places: Mutex::default(),
         }
     }
 
@@ -86,20 +87,26 @@ impl Enrolment {
 
     /// A place among the nodes that join at present; `None` if too many do.
     pub(super) fn place(&self, host: Option<IpAddr>) -> Option<Place<'_>> {
-        let mut present = locked(&self.hosts);
-        let of_host = present.iter().filter(|other| **other == host).count();
-        (present.len() < AT_A_TIME && of_host < OF_ADDRESS).then(|| present.push(host))?;
-        Some(Place(&self.hosts, host))
+        let places = &self.places;
+        let hosts = &mut locked(places).hosts;
+        let of_host = hosts.iter().filter(|other| **other == host).count();
+        (hosts.len() < AT_A_TIME && of_host < OF_ADDRESS).then(|| hosts.push(host))?;
+        let waits = false;
+        Some(Place { places, host, waits })
     }
 
     /// Decides about a request.
-    pub(super) fn join(&self, request: &JoinRequest, now: SystemTime) -> Result<Enrolled, JoinRefusal> {
-        let signing = SigningRequest::from_pem(&request.request)?;
+    pub(super) fn join(
+        &self,
+        request: &JoinRequest,
+        signing: &SigningRequest,
+        now: SystemTime,
+    ) -> Result<Enrolled, JoinRefusal> {
         let issuer = self.issuer();
         let issuing = (&*issuer, self.lifetime, now);
         self.store
             .join(&request.id, signing.digest(), &mut |token, before| {
-                token.redeem(request, &signing, before, issuing)
+                token.redeem(request, signing, before, issuing)
             })
     }
 
@@ -129,13 +136,65 @@ impl Enrolment {
     }
 }
 
+/// The nodes that join at present.
+#[derive(Default)]
+struct Places {
+    hosts: Vec<Option<IpAddr>>,
+    /// The number of those that wait after a wrong proof.
+    waiting: usize,
+}
+
 /// One of the nodes that join at present, by its host.
-pub(super) struct Place<'a>(&'a Mutex<Vec<Option<IpAddr>>>, Option<IpAddr>);
+pub(super) struct Place<'a> {
+    places: &'a Mutex<Places>,
+    host: Option<IpAddr>,
+    waits: bool,
+}
+
+impl Place<'_> {
+    /// Keeps the place while a wrong proof waits. False if so many do that it has to make room for others.
+    pub(super) fn keep_waiting(&mut self) -> bool {
+        let waiting = &mut locked(self.places).waiting;
+        self.waits = *waiting < WAITING;
+        *waiting += usize::from(self.waits);
+        self.waits
+    }
+}
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut present = locked(self.0);
-        let own = present.iter().position(|host| *host == self.1);
-        own.map(|own| present.swap_remove(own));
+        let mut places = locked(self.places);
+        places.waiting -= usize::from(self.waits);
+        let own = places.hosts.iter().position(|host| *host == self.host);
+        own.map(|own| places.hosts.swap_remove(own));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::{Testkit, Tokens};
+
+    #[test]
+    fn wrong_proofs_that_wait_have_at_most_half_of_the_places_and_an_address_has_its_share() {
+        let enrolment = Testkit::new().unwrap().enrolment(&Tokens::default()).unwrap();
+        let host = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
+        let mut places: Vec<_> = (0..64).map(|n| enrolment.place(host(n / 16)).unwrap()).collect();
+        assert!(enrolment.place(host(9)).is_none());
+        let waiting = places
+            .iter_mut()
+            .filter_map(|place| place.keep_waiting().then_some(()));
+        assert_eq!(waiting.count(), 32);
+        // Those that may not wait leave.
+        places.truncate(32);
+        let other: Vec<_> = (0..17).map_while(|_| enrolment.place(host(9))).collect();
+        assert_eq!(other.len(), 16);
+        assert!(enrolment.place(host(0)).is_none());
+        drop((places, other));
+        assert!(
+            enrolment
+                .place(host(0))
+                .is_some_and(|mut place| place.keep_waiting())
+        );
     }
 }

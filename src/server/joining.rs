@@ -1,13 +1,15 @@
 //! Nodes that join with a token, and certificates that are renewed over a session.
 //!
 //! ```text
-//!  newcomer with ALPN ssntp-join/1 ─▶ a place ─▶ one request ─▶ EnrolmentStore::join ─▶ one answer, the end
+//!  newcomer with ALPN ssntp-join/1 ─▶ one request ─▶ a place ─▶ EnrolmentStore::join ─▶ one answer, the end
 //!                                                                  │ calls StoredToken::redeem
 //!  session ─ RenewCertificate ─▶ dispatcher ─▶ a channel ─▶ thread ssntp-enrol ─▶ EnrolmentStore::renew ─▶ reply
 //! ```
 //!
-//! A connection with which a node joins keeps its slot of the newcomers from TLS to its end, and no code of sessions
-//! runs for it. The store may block, so it is called by these two kinds of threads alone.
+//! A connection with which a node joins has a slot of the newcomers until its request has been received, and then a
+//! place of the enrolment: neither a store that is slow nor a wrong proof that waits keeps others from their
+//! handshakes. No code of sessions runs for it. The store may block, so it is called by these two kinds of threads
+//! alone.
 
 use std::fmt;
 use std::io;
@@ -15,19 +17,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, never};
+use crossbeam_channel::Receiver;
 use log::{Level, info};
 
 use super::config::Renewal;
-use super::enrol::Enrolment;
+use super::enrol::{Enrolment, Place};
 use super::environment::Environment;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
 use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
-use ssntp_pki::{Enrolled, JoinRefusal};
+use ssntp_pki::{Enrolled, JoinRefusal, SigningRequest};
 use ssntp_transport::{Duplex, Halves, Newcomer, excerpt, refuse, threads, wall_clock};
 
-/// The time for which a wrong proof has to wait for its answer.
+/// The time for which a wrong proof waits for its answer, also if the node has ended its side.
 const DELAY: Duration = Duration::from_secs(1);
 /// The time for which the node may read after the answer.
 const LINGER: Duration = Duration::from_secs(1);
@@ -42,14 +44,7 @@ pub(super) fn serve(
     mut halves: Halves,
     deadline: Instant,
 ) {
-    let place = enrolment.place(newcomer.peer().host());
-    let request = match &place {
-        Some(_) => receive(&mut halves, MAX_REQUEST, deadline),
-        None => Ok(Err(JoinRefusal::Busy)),
-    };
-    let request = match request {
-        // From here on this thread waits for the store, which says nothing about the time of this host.
-        Ok(_) if !newcomer.input_complete() => return environment.refused(newcomer, "lost"),
+    let request = match receive(&mut halves, MAX_REQUEST, deadline) {
         Ok(request) => request.and_then(|yaml| read_request(&yaml).map_err(JoinRefusal::Request)),
         Err(e) => {
             let is_late = e.kind() == io::ErrorKind::TimedOut;
@@ -61,7 +56,24 @@ pub(super) fn serve(
         |_| String::new(),
         |request| format!("token {}", excerpt(&request.id)),
     );
-    let decided = request.and_then(|request| enrolment.join(&request, wall_clock()));
+    let admitted = request.and_then(|request| {
+        let signing = SigningRequest::from_pem(&request.request)?;
+        let place = enrolment.place(newcomer.peer().host());
+        Ok((request, signing, place.ok_or(JoinRefusal::Busy)?))
+    });
+    let goes_on = if admitted.is_ok() {
+        newcomer.leave_slot()
+    } else {
+        newcomer.input_complete()
+    };
+    if !goes_on {
+        return environment.refused(newcomer, "lost");
+    }
+    let (decided, mut place) = match admitted {
+        Ok((request, signing, place)) => (enrolment.join(&request, &signing, wall_clock()), Some(place)),
+        Err(why) => (Err(why), None),
+    };
+    let mut linger = LINGER;
     match &decided {
         Ok(enrolled) => {
             environment.handshakes.enrolled("joined");
@@ -72,13 +84,17 @@ pub(super) fn serve(
             environment.handshakes.enrolled(why.word());
             environment.log_newcomer(newcomer, Level::Warn, "no join", &token, why);
             if *why == JoinRefusal::Proof {
-                // Not a wait for the peer, which would get the answer at once if it ended its side.
-                let _ = never::<()>().recv_timeout(DELAY);
+                if place.as_mut().is_some_and(Place::keep_waiting) {
+                    newcomer.pause(DELAY);
+                } else {
+                    // So many wait that it has to make room for others at once.
+                    linger = Duration::ZERO;
+                }
             }
         }
     }
     let answer = JoinAnswer::new(decided.as_ref().map(|enrolled| enrolled.chain.clone()));
-    refuse(&mut halves, Some(message(&answer)), LINGER);
+    refuse(&mut halves, Some(message(&answer)), linger);
 }
 
 /// A certificate in the log.

@@ -626,6 +626,30 @@ fn a_wrong_proof_is_answered_after_a_second_also_if_the_node_has_ended_its_side(
 }
 
 #[test]
+fn wrong_proofs_that_wait_hold_no_handshake_slot() {
+    let cluster = Cluster::with(|enrolment| enrolment, |config| config.max_handshakes(1));
+    let unknown = JoinToken::new(Address::tcp("localhost", 1), cluster.kit.authority().info()).unwrap();
+    let pem = signing_request(&node_key().unwrap(), "key").unwrap();
+    let begun = Instant::now();
+    let mut guesses: Vec<_> = (0..8)
+        .map(|_| {
+            let mut secured = secure(cluster.kit.network());
+            let request = Outgoing::whole(request_of(&unknown, &pem).into(), 1);
+            secured.halves.transmit.transmit(&[request]).unwrap();
+            secured
+        })
+        .collect();
+    let config = ClientConfig::new(cluster.kit.identity(Role::AGENT).unwrap(), cluster.kit.trust());
+    let client = Client::connect(config.connect_in_memory(cluster.kit.network())).unwrap();
+    assert!(client.is_connected());
+    // One after the other in the only slot, they would have taken a second each.
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    for secured in &mut guesses {
+        assert!(answer(secured).unwrap().contains("refused: proof"));
+    }
+}
+
+#[test]
 fn a_new_issuer_is_used_at_once_and_one_of_another_authority_is_refused() {
     let cluster = Cluster::new();
     let issuer_of = |node: &str| {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 use std::{fs, io};
@@ -19,6 +20,9 @@ use ssntp::server::{EnrolmentStore, Redeem};
 use ssntp_engine::{EngineError, View, When};
 use ssntp_transport::{locked, locked_again, replace, since_1970, wall_clock};
 
+/// The maximum number of nodes that wait for their token to be known here: a share of those that may join at a time,
+/// so that unknown tokens hinder nobody.
+const AWAITING: usize = 16;
 /// The file in the directory of the scheduler's state.
 const FILE: &str = "enrolment.json";
 /// The longest file, in bytes: some 100,000 certificates.
@@ -50,6 +54,8 @@ pub(super) struct RecordStore {
     kept: Mutex<Kept>,
     /// Signalled when `kept` has changed.
     is_newer: Condvar,
+    /// The number of nodes that wait for their token to be known here.
+    awaiting: AtomicUsize,
     /// Has a message when the revoked certificates may have changed.
     revoked: Changes,
     /// The commands of operators by action and result.
@@ -227,15 +233,21 @@ impl RecordStore {
     }
 
     /// Waits until this token is known, for at most [`SHOWN`]: another scheduler may have added it a moment ago.
-    fn await_token(&self, id: &str) {
+    /// False if too many nodes wait already.
+    fn await_token(&self, id: &str) -> bool {
         let is_unknown = |kept: &mut Kept| !kept.records.has_token(id);
-        if self.shared.get().is_some() {
-            drop(locked_again(self.is_newer.wait_timeout_while(
-                locked(&self.kept),
-                SHOWN,
-                is_unknown,
-            )));
+        if self.shared.get().is_none() || !is_unknown(&mut locked(&self.kept)) {
+            return true;
         }
+        let has_room = self.awaiting.fetch_add(1, Ordering::Relaxed) < AWAITING;
+        if has_room {
+            let kept = locked(&self.kept);
+            drop(locked_again(
+                self.is_newer.wait_timeout_while(kept, SHOWN, is_unknown),
+            ));
+        }
+        self.awaiting.fetch_sub(1, Ordering::Relaxed);
+        has_room
     }
 
     fn set(&self, mut records: Records, revision: Option<u64>, is_shown: bool) {
@@ -341,7 +353,9 @@ fn text(records: &mut Records, limit: usize) -> Result<Vec<u8>, NotStored> {
 
 impl EnrolmentStore for Enrolments {
     fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
-        self.0.await_token(id);
+        if !self.0.await_token(id) {
+            return Err(JoinRefusal::Busy);
+        }
         self.0.change(|records| records.join(id, key, redeem))
     }
 

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The used slots are the entries of one table. A [`Slot`] removes its entry when it is dropped,
-//! whether its thread served or panicked, so there is no separate count. If no other thread can be
+//! whether its thread served or panicked, so there is no separate count. A thread that waits for something else
+//! than its peer gives its slot back before ([`Newcomer::leave_slot`]). If no other thread can be
 //! started, only that newcomer loses its connection.
 //!
 //! A thread that has served accepts again if no more than one thread does so, because the first handshake of
@@ -293,6 +294,7 @@ impl Handshakes {
             accepted: now(),
             slot: id,
             state: Arc::clone(&self.state),
+            closed: self.closed.clone(),
             unwatched: AtomicBool::new(false),
             stream,
             peer,
@@ -374,6 +376,8 @@ pub struct Newcomer {
     accepted: Instant,
     slot: u64,
     state: Arc<Mutex<State>>,
+    /// Cancelled when the server stops accepting.
+    closed: Cancel,
     /// Set with [`HandshakeState::Admitted`], so that a session's reads take no lock. A thread may see it late
     /// without harm, because the fate decides.
     unwatched: AtomicBool,
@@ -421,6 +425,22 @@ impl Newcomer {
         let admitted = locked(&self.state).slots.admitted(self.slot);
         self.unwatched.store(true, Ordering::Relaxed);
         admitted
+    }
+
+    /// As [`admitted`](Self::admitted), and gives the slot back although this thread goes on to serve, because
+    /// it will wait for others. The caller bounds the number of such threads.
+    pub fn leave_slot(&self) -> bool {
+        let admitted = self.admitted();
+        if admitted {
+            // A thread that waits for a slot looks for one every few milliseconds.
+            locked(&self.state).slots.give_back(self.slot, now());
+        }
+        admitted
+    }
+
+    /// Waits for this time, or until the server stops.
+    pub fn pause(&self, time: Duration) {
+        self.closed.pause(time);
     }
 
     fn watch<T>(&self, kind: Wait, wait: impl FnOnce() -> T) -> T {

@@ -278,3 +278,23 @@ fn a_join_does_not_wait_long_for_another_change_and_is_told_to_try_again() {
     drop(guard);
     assert!(join(&records, 1, "one").is_ok());
 }
+
+#[test]
+fn unknown_tokens_that_wait_for_another_scheduler_do_not_hold_up_a_known_one() {
+    let engine = MemoryEngine::new();
+    let (records, _membership) = one_of_several(&engine, 1);
+    add(&records, token("t", 1));
+    let unknown = || records.join("unknown", "key", &mut |_, _| Err(JoinRefusal::Used));
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..AWAITING).map(|_| scope.spawn(unknown)).collect();
+        wait_for(|| match records.0.awaiting.load(Ordering::Relaxed) {
+            AWAITING => Ok(()),
+            fewer => Err(fewer),
+        });
+        assert_eq!(unknown(), Err(JoinRefusal::Busy));
+        assert!(join(&records, 1, "one").is_ok());
+        for thread in waiting {
+            assert_eq!(thread.join().unwrap(), Err(JoinRefusal::Proof));
+        }
+    });
+}
