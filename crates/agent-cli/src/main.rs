@@ -60,6 +60,9 @@ fn main() -> ExitCode {
 /// Reads the command line, and the settings file that it names.
 fn read() -> Result<(Line, Settings), Refused> {
     let words: Vec<_> = std::env::args_os().collect();
-    let (matches, settings) = settings::read(&with_environment(Line::command()), &words)?;
+    let (matches, settings) = settings::read(
+        &with_environment(Line::command()).term_width(output::help_width()),
+        &words,
+    )?;
     Ok((Line::from_arg_matches(&matches)?, settings))
 }

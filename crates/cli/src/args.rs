@@ -30,7 +30,7 @@ pub(crate) struct Args {
 
 /// The definition of the command line.
 pub(crate) fn command() -> clap::Command {
-    grouped(with_environment(Args::command()).max_term_width(100))
+    grouped(with_environment(Args::command()))
 }
 
 impl Args {

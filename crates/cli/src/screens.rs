@@ -3,7 +3,8 @@
 
 use clap::Command;
 
-use crate::cmd::table::{terminal_size, wrapped};
+use crate::cmd::table::wrapped;
+use crate::output::help_width;
 
 /// The subcommands of one screen.
 struct Screen {
@@ -55,16 +56,11 @@ const CTL: Screen = Screen {
     ],
 };
 
-/// The longest line, if the terminal is not narrower.
-const WIDTH: usize = 100;
-
 /// The same command line with these screens.
 pub(crate) fn grouped(whole: Command) -> Command {
-    let columns = || std::env::var("COLUMNS").ok()?.parse().ok();
-    let width = terminal_size().map(|(width, _)| width).or_else(columns);
-    let width = width.map_or(WIDTH, |width| width.min(WIDTH));
+    let width = help_width();
     let whole = whole.mut_subcommand("ctl", |ctl| CTL.of("ssntp ctl", ctl, width));
-    PROGRAM.of("ssntp", whole, width)
+    PROGRAM.of("ssntp", whole, width).term_width(width)
 }
 
 impl Screen {
@@ -107,6 +103,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_help_of_each_subcommand_wraps() {
+        fn check(path: &str, command: &mut Command, width: usize) {
+            let path = format!("{path} {}", command.get_name());
+            let help = command.render_long_help().to_string();
+            // A line that begins with "Usage:" is for the terminal to break.
+            let mut lines = help.lines().filter(|line| !line.starts_with("Usage:"));
+            let long = lines.find(|line| line.chars().count() > width);
+            assert_eq!(long, None, "{path}");
+            for below in command.get_subcommands_mut() {
+                check(&path, below, width);
+            }
+        }
+        for width in [80, 100] {
+            let mut whole = PROGRAM
+                .of("ssntp", crate::args::command(), width)
+                .term_width(width);
+            whole.build();
+            check("", &mut whole, width);
+        }
+    }
+
+    #[test]
     fn each_subcommand_is_on_its_screen_once_and_lines_wrap() {
         let mut whole = crate::args::command();
         for (screen, path) in [(&PROGRAM, &[][..]), (&CTL, &["ctl"])] {
@@ -121,7 +139,7 @@ mod tests {
             assert_eq!(set.len(), named.len());
             assert_eq!(set, all);
             let head = format!("\nExamples (start here: {}):\n", screen.start);
-            for width in [60, 80, WIDTH] {
+            for width in [60, 80, 100] {
                 let command = screen.of("ssntp", command.clone().term_width(width), width);
                 let help = command.clone().render_long_help().to_string();
                 assert!(help.contains(&head), "{help}");

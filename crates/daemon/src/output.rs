@@ -3,6 +3,7 @@
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, StdoutLock, Write};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -45,6 +46,16 @@ impl Output {
     pub fn flush(&mut self) -> Result<(), Failure> {
         self.0.flush().map_err(|error| Failure::output(&error))
     }
+}
+
+/// A path as a word of a command line for a shell.
+pub fn for_shell(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,@%=:".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Prints one line, and flushes it: the JSON value for a program, or the text for people.
@@ -90,6 +101,22 @@ pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
 /// Prints a JSON value in one line, and flushes it.
 pub fn print_json(value: impl Display) -> Result<(), Failure> {
     print_line(printable_json(&value.to_string()))
+}
+
+/// The number of characters in a line of the terminal, and of its lines; `None` if the
+/// standard output is not a terminal.
+pub fn terminal_size() -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    // A pseudo-terminal whose size was never set has width 0.
+    Some((size.ws_col.into(), size.ws_row.into())).filter(|(width, _)| *width > 0)
+}
+
+/// The length of the lines of help: the width of the terminal, else that in the variable COLUMNS, else 80; at most 100,
+/// because longer lines are hard to read.
+pub fn help_width() -> usize {
+    let columns = || std::env::var("COLUMNS").ok()?.parse().ok();
+    let width = terminal_size().map(|(width, _)| width).or_else(columns);
+    width.filter(|width| *width > 0).unwrap_or(80).min(100)
 }
 
 /// True if the reader of the standard output is gone, as after `| head -1`: for programs that would

@@ -7,7 +7,7 @@ use comfy_table::{Row, Table, presets};
 use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::output::{print_json_lines, print_line, printable, printable_json};
+use crate::output::{print_json_lines, print_line, printable, printable_json, terminal_size};
 
 /// The columns of a list of `T`: the heading of each, and its text in a row. `X` is what the
 /// texts need in addition to the row.
@@ -129,14 +129,6 @@ pub(crate) fn wrapped(first: &str, rest: &str, text: &str, width: usize) -> Stri
         line.extend([" ", word]);
     }
     format!("{lines}{line}\n")
-}
-
-/// The number of characters in a line of the terminal, and of its lines; `None` if the
-/// standard output is not a terminal.
-pub(crate) fn terminal_size() -> Option<(usize, usize)> {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-    // A pseudo-terminal whose size was never set has width 0.
-    Some((size.ws_col.into(), size.ws_row.into())).filter(|(width, _)| *width > 0)
 }
 
 #[cfg(test)]

@@ -478,3 +478,31 @@ fn the_names_of_contexts_are_completed() {
     // No server can be asked for its nodes.
     assert_eq!(completed("ssntp ctl delete --node"), "");
 }
+
+#[test]
+fn help_is_as_wide_as_the_terminal_and_80_characters_without_one() {
+    let user = User::new();
+    let widest = |columns: Option<&str>, line: &str| {
+        let mut command = user.command(&words(line));
+        command
+            .env_remove("COLUMNS")
+            .envs(columns.map(|width| ("COLUMNS", width)));
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        text.lines().map(|line| line.chars().count()).max().unwrap()
+    };
+    for line in [
+        "--help",
+        "ctl --help",
+        "agent --help",
+        "help token add",
+        "cert --help",
+    ] {
+        for (columns, at_most) in [(None, 80), (Some("60"), 60), (Some("300"), 100), (Some("0"), 80)] {
+            let width = widest(columns, line);
+            assert!(
+                (at_most - 20..=at_most).contains(&width),
+                "{line} {columns:?}: {width}"
+            );
+        }
+    }
+}
