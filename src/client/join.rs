@@ -19,11 +19,14 @@ use crossbeam_channel::never;
 use log::{info, warn};
 use uuid::Uuid;
 
+use super::Client;
 use super::config::{ClientConfig, random_share};
+use super::error::ClientError;
 use super::event::LOG;
 use super::handle::ClientHandle;
 use crate::join::{JoinAnswer, MAX_ANSWER, message, receive};
 use crate::proto::{Command, Frame};
+use crate::request::RequestError;
 use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::{
     CertificateInfo, Error, Fault, Identity, JoinRefusal, JoinToken, Role, ServerCheck, Trust, node_key,
@@ -93,6 +96,38 @@ impl NodeFiles {
         Ok(ClientConfig::new(identity, trust).renewed_in(self.clone()))
     }
 
+    /// Renews the certificate if two thirds of its life are over, for a program whose own client does not
+    /// [do so](ClientConfig::renewed_in). Connects as `config` says with these files; a session that the program has with
+    /// the same UUID is taken over, and the program has to connect again. False if it is too early. Blocks until the
+    /// server has answered, and for the disk.
+    ///
+    /// # Errors
+    /// [`JoinError`]. With [`Fault::Expired`] the node needs a new token.
+    pub fn renew(&self, config: ClientConfig) -> Result<bool, JoinError> {
+        let (before, trust) = self.load()?;
+        let is_due = due_in(before.info(), 0.0).is_zero();
+        if is_due {
+            let config = ClientConfig {
+                identity: before.clone(),
+                trust: trust.clone(),
+                renewed_in: None,
+                ..config
+            };
+            let client = Client::connect(config)?;
+            self.follow(&client, &before, &trust)?;
+        }
+        Ok(is_due)
+    }
+
+    /// Asks the server for the certificate that follows `before`, for a new key, and saves both.
+    fn follow(&self, client: &ClientHandle, before: &Identity, trust: &Trust) -> Result<Identity, JoinError> {
+        let key = node_key()?;
+        let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, signing_request(&key, "the new key")?);
+        let answer = client.request(frame, ANSWER)?;
+        let chain = String::from_utf8_lossy(answer.payload_bytes());
+        self.save(&chain, &key, trust, before.roles(), before.uuid())
+    }
+
     /// Replaces certificate and key in one step, if the certificate is what was asked for: `roles`, and `uuid` if it is
     /// known.
     fn save(
@@ -104,7 +139,13 @@ impl NodeFiles {
         uuid: Option<Uuid>,
     ) -> Result<Identity, JoinError> {
         let text = format!("{chain}{key}");
-        let issued = Identity::from_pem(text.as_bytes(), "the server's answer")?;
+        let issued = Identity::from_pem(text.as_bytes(), "the server's answer").map_err(|why| match why {
+            Error::Content {
+                fault: fault @ (Fault::NotYetValid { .. } | Fault::Expired { .. }),
+                ..
+            } => JoinError::Clock(fault),
+            why => why.into(),
+        })?;
         let verified = trust.verify(issued.chain());
         let info = verified.map_err(|fault| JoinError::Answer(fault.to_string()))?;
         if info.roles != roles || info.uuid.is_none() || uuid.is_some() && info.uuid != uuid {
@@ -135,6 +176,7 @@ pub struct Join {
     token: JoinToken,
     files: NodeFiles,
     target: Target,
+    server_name: Option<String>,
     roles: Role,
     limit: Duration,
 }
@@ -146,6 +188,7 @@ impl Join {
             target: Target::Address(token.address().clone()),
             token,
             files: NodeFiles::new(directory),
+            server_name: None,
             roles: Role::AGENT,
             limit: Duration::from_secs(120),
         }
@@ -154,6 +197,10 @@ impl Join {
     setters! {
         /// The roles that the node wants to have; the token has to be for them. Default: [`Role::AGENT`].
         roles: Role;
+
+        /// The DNS name or IP address that the server's certificate has to hold, so that sessions will be possible
+        /// with it. Default: the host of the token's address.
+        server_name as Some: impl Into<String>;
 
         /// The longest time for all attempts together. Default: 120 s.
         limit: Duration;
@@ -255,12 +302,12 @@ impl Join {
     /// Sends the request over one connection. Returns the certificate with its issuer's, and trust in the authority.
     fn meet(&self, address: &Target, request: &Outgoing, end: Instant) -> Result<(String, Trust), JoinError> {
         let stream = address.connect(&TcpOptions::default(), left(end)?, &Cancel::new())?;
-        let name = self.target.server_name();
+        let name = self.server_name.as_deref().unwrap_or(self.target.server_name());
         // The certificates are checked below. TLS has checked that the server holds the key of the first one.
         let connector = ServerCheck::Nothing.connector(None)?.protocol(JOIN_PROTOCOL);
         let mut secured = connector.connect(stream, name, &BufferPool::new(), end)?;
         // Before a byte is sent.
-        let trust = Trust::pinned(&secured.peer, self.token.authority(), wall_clock())?;
+        let trust = Trust::pinned(&secured.peer, self.token.authority(), name, wall_clock())?;
         if secured.alpn.as_deref() != Some(JOIN_PROTOCOL) || secured.version != "TLSv1.3" {
             return Err(JoinError::NotOffered);
         }
@@ -280,7 +327,7 @@ impl Join {
     }
 }
 
-/// The reason why a node has not joined.
+/// The reason why a node has not joined, or its certificate is not renewed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -310,6 +357,16 @@ pub enum JoinError {
         /// The reason.
         detail: String,
     },
+    /// The new certificate is not valid by the clock of this host. Once the clock is right, the same token gives the
+    /// same certificate again.
+    #[error("the clock of this host is not that of the server: {0}")]
+    Clock(Fault),
+    /// There is no session over which the certificate could be renewed.
+    #[error(transparent)]
+    Session(#[from] ClientError),
+    /// The server does not renew the certificate.
+    #[error(transparent)]
+    NotRenewed(#[from] RequestError),
     /// The server's answer cannot be used.
     #[error("the server's answer cannot be used: {0}")]
     Answer(String),
@@ -387,24 +444,22 @@ fn due_in(certificate: &CertificateInfo, share: f64) -> Duration {
         .min(LONGEST_PAUSE)
 }
 
-/// Asks the server for the certificate that follows `before`, for a new key, and uses it from now on. Returns its end.
+/// Renews the certificate of a client, and uses it from now on. Returns its end.
 fn renew(
     client: &ClientHandle,
     files: &NodeFiles,
     before: &Identity,
     trust: &Trust,
-) -> Result<String, Box<dyn std::error::Error>> {
-    let key = node_key()?;
-    let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, signing_request(&key, "the new key")?);
-    let answer = client.request(frame, ANSWER)?;
-    let chain = String::from_utf8_lossy(answer.payload_bytes());
-    let renewed = files.save(&chain, &key, trust, before.roles(), before.uuid())?;
+) -> Result<String, JoinError> {
+    let renewed = files.follow(client, before, trust)?;
     client.renew(&renewed, trust)?;
     Ok(renewed.info().not_after_text())
 }
 
 #[cfg(all(test, feature = "issue"))]
 mod tests {
+    use ssntp_pki::CertificateRequest;
+
     use super::*;
     use crate::Server;
     use crate::testkit::{Testkit, Tokens};
@@ -444,5 +499,25 @@ mod tests {
         let alone = attempt(&[&wrong]).unwrap_err();
         assert!(matches!(alone, JoinError::Server(_)), "{alone}");
         assert!(attempt(&[&hangs, &wrong, &good]).is_ok());
+    }
+
+    #[test]
+    fn a_certificate_that_the_clock_of_the_node_refuses_is_not_kept_and_both_times_are_told() {
+        let kit = Testkit::new().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let files = NodeFiles::new(directory.path());
+        let tomorrow = kit.authority().info().not_before + Duration::from_secs(86_400);
+        let request = CertificateRequest::new(Role::AGENT).uuid(Uuid::new_v4());
+        let issued = kit.authority().issue(&request.valid_from(tomorrow)).unwrap();
+        let saved = files.save(&issued.to_pem(), "", &kit.trust(), Role::AGENT, None);
+        let why = saved.unwrap_err();
+        assert!(matches!(why, JoinError::Clock(_)), "{why}");
+        let text = why.to_string();
+        let begins = issued.info().not_before_text();
+        assert!(
+            text.contains(&begins) && text.contains("the clock says 2"),
+            "{text}"
+        );
+        assert!(!files.certificate().exists());
     }
 }

@@ -39,7 +39,7 @@ use crate::proto::{
 };
 use crate::request::Request;
 use crate::silence::{Look, SILENT};
-use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate, chain_from_der};
+use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate, chain_from_der, rfc3339};
 use ssntp_transport::dispatch::{Drops, Origin, View};
 use ssntp_transport::{ConnectionId, Load, OutboxCounters, excerpt};
 
@@ -363,7 +363,8 @@ impl State {
         for id in self.delivery.sessions.expired(self.time) {
             if let Some(session) = self.delivery.sessions.get(id) {
                 let not_after = session.info.certificate().not_after_text();
-                let why = Fault::Expired { not_after }.to_string();
+                let clock = rfc3339(self.time.wall);
+                let why = Fault::Expired { not_after, clock }.to_string();
                 self.dismiss(id, DisconnectReason::Certificate(why));
             }
         }

@@ -221,6 +221,21 @@ fn a_node_sends_nothing_to_a_server_of_another_authority() {
     assert!(cluster.tokens.enrolled().is_empty());
 }
 
+#[test]
+fn a_node_sends_nothing_to_a_server_whose_name_would_refuse_its_sessions() {
+    let cluster = Cluster::new();
+    let token = cluster.token(1);
+    let join = cluster.join(&token, "node");
+    let refused = join.clone().server_name("other.example").run().unwrap_err();
+    let text = refused.to_string();
+    assert!(
+        text.contains("the server's certificate is for localhost") && text.contains("not for other.example"),
+        "{text}"
+    );
+    assert!(cluster.tokens.enrolled().is_empty() && cluster.tokens.tokens()[0].uses_left == 1);
+    join.run().unwrap();
+}
+
 /// Ends TLS as a relay does, with the certificate of a node and that of the authority.
 fn relay(
     shown: Vec<rustls::pki_types::CertificateDer<'static>>,
@@ -824,6 +839,37 @@ fn a_client_renews_its_certificate_over_its_session() {
         (cluster.counted("renewed"), mode(&files.certificate())),
         (1, 0o600)
     );
+}
+
+#[test]
+fn the_files_of_a_program_that_renews_nothing_are_renewed_beside_it() {
+    let short = Duration::from_secs(200);
+    let cluster = Cluster::with(|enrolment| enrolment.lifetime(short), |config| config);
+    let files = cluster.join(&cluster.token(1), "node").run().unwrap();
+    let (before, trust) = files.load().unwrap();
+    let config = || {
+        let config = ClientConfig::new(before.clone(), trust.clone());
+        config.connect_in_memory(cluster.kit.network())
+    };
+    let program = Client::connect(config()).unwrap();
+    assert!(files.renew(config()).unwrap());
+    let (after, _) = files.load().unwrap();
+    assert_eq!((before.uuid(), before.roles()), (after.uuid(), after.roles()));
+    assert_ne!(before.info().serial, after.info().serial);
+    // The program has its session back, with the old certificate or, once it has read the files, the new one.
+    program.renew(&after, &trust).unwrap();
+    wait_for(|| {
+        let has_session = program.is_connected() && program.identity().info() == after.info();
+        has_session.then_some(()).ok_or(program.failures())
+    });
+    let month = Cluster::new();
+    let files = month.join(&month.token(1), "node").run().unwrap();
+    let config = files
+        .client_config()
+        .unwrap()
+        .connect_in_memory(month.kit.network());
+    assert!(!files.renew(config).unwrap());
+    assert_eq!((month.counted("renewed"), month.tokens.enrolled().len()), (0, 1));
 }
 
 #[test]

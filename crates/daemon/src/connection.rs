@@ -12,9 +12,9 @@ use clap::{Arg, Command};
 use crossbeam_channel::{Receiver, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{
-    Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, Join, NodeFiles,
+    Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, Join, JoinError, NodeFiles,
 };
-use ssntp::pki::{Identity, JoinToken, ParseTokenError};
+use ssntp::pki::{Fault, Identity, JoinToken, ParseTokenError};
 use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -300,15 +300,35 @@ impl TypedValueParser for TokenParser {
 }
 
 impl JoinArgs {
-    /// Joins, unless the directory has a valid certificate. Returns the node's files there, and the address of
-    /// the server; `None` without a token. Blocks for a minute at most.
-    pub fn run(&self, directory: &Path, roles: Role) -> Result<Option<(NodeFiles, Address)>, Failure> {
+    /// Joins, unless the directory has a valid certificate. The server's certificate has to hold `server_name`, or
+    /// else the host of the token. Returns the node's files there, and the address of the server; `None` without a
+    /// token. Blocks for two minutes at most.
+    pub fn run(
+        &self,
+        directory: &Path,
+        roles: Role,
+        server_name: Option<String>,
+    ) -> Result<Option<(NodeFiles, Address)>, Failure> {
         let Some(token) = &self.token else {
             return Ok(None);
         };
-        let files = Join::new(token.clone(), directory).roles(roles).run();
-        let files = files.map_err(|why| Failure::new(format_args!("--join: {why}")))?;
+        let join = Join::new(token.clone(), directory).roles(roles);
+        let files = join.given(server_name, Join::server_name).run();
+        let files = files.map_err(|why| Failure::new(format_args!("--join: {why}{}", remedy(&why))))?;
         Ok(Some((files, token.address().clone())))
+    }
+}
+
+/// What a user can do against the fault of a join.
+fn remedy(why: &JoinError) -> &'static str {
+    match why {
+        JoinError::Server(Fault::NotForName { .. }) => {
+            "; the token was not used: `ssntp token add --at` makes one with another name"
+        }
+        JoinError::Server(Fault::NotYetValid { .. }) | JoinError::Clock(_) => {
+            "; set the clock, and join again with the same token"
+        }
+        _ => "",
     }
 }
 
@@ -385,7 +405,8 @@ impl Connection {
                 None => Ok(None),
             };
         };
-        let Some((files, address)) = join.run(directory, self.role.unwrap_or(roles))? else {
+        let (roles, name) = (self.role.unwrap_or(roles), self.server.server_name.clone());
+        let Some((files, address)) = join.run(directory, roles, name)? else {
             return Ok(None);
         };
         let own = &mut self.server;

@@ -161,16 +161,20 @@ pub enum Fault {
     KeyMismatch,
 
     /// The certificate has expired.
-    #[error("the certificate expired at {not_after}")]
+    #[error("the certificate expired at {not_after}; the clock says {clock}")]
     Expired {
         /// The last moment of its lifetime, in RFC 3339 form.
         not_after: String,
+        /// The time of the check, in RFC 3339 form.
+        clock: String,
     },
     /// The certificate is not valid yet, or the clock is wrong.
-    #[error("the certificate is not valid before {not_before}")]
+    #[error("the certificate is not valid before {not_before}; the clock says {clock}")]
     NotYetValid {
         /// The first moment of its lifetime, in RFC 3339 form.
         not_before: String,
+        /// The time of the check, in RFC 3339 form.
+        clock: String,
     },
     /// The certificate's issuer has revoked it.
     #[error("the certificate of {subject:?} is revoked (serial number {serial})")]
@@ -231,6 +235,14 @@ pub enum Fault {
     /// The certificate of a peer that should be a server gives no role of servers.
     #[error("the certificate has the roles {0}, but no server's role")]
     NotServer(Role),
+    /// A server's certificate does not hold the name by which it is dialled.
+    #[error("the server's certificate is for {hosts}, and not for {name}")]
+    NotForName {
+        /// The name that was dialled.
+        name: String,
+        /// The names and addresses in the certificate.
+        hosts: String,
+    },
     /// The certificate has a server's role and no serverAuth usage.
     #[error("the certificate has a server's role but no serverAuth usage")]
     NotForServers,

@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustls::pki_types::CertificateDer;
+use rustls::client::verify_server_name;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::ParsedCertificate;
 use uuid::Uuid;
 use x509_parser::extensions::GeneralName;
 use x509_parser::public_key::PublicKey;
@@ -182,6 +184,12 @@ impl CertificateInfo {
         Ok(digest)
     }
 
+    /// Its [`hosts`](Self::hosts), joined with commas.
+    pub fn hosts_text(&self) -> String {
+        let hosts: Vec<_> = self.hosts.iter().map(Host::to_string).collect();
+        hosts.join(", ")
+    }
+
     /// [`not_before`](Self::not_before) in RFC 3339 form, such as `2026-01-31T00:00:00Z`.
     pub fn not_before_text(&self) -> String {
         rfc3339(self.not_before)
@@ -202,6 +210,13 @@ impl CertificateInfo {
         }
     }
 
+    /// True if clients that dial a server by this DNS name or IP address take the certificate for it.
+    pub fn is_for(&self, name: &str) -> bool {
+        let parsed = ParsedCertificate::try_from(&self.der);
+        let both = parsed.ok().zip(ServerName::try_from(name).ok());
+        both.is_some_and(|(parsed, name)| verify_server_name(&parsed, &name).is_ok())
+    }
+
     /// Checks that the certificate is valid at that time.
     ///
     /// # Errors
@@ -209,12 +224,14 @@ impl CertificateInfo {
     pub fn check_validity(&self, at: SystemTime) -> Result<(), Fault> {
         if at < self.not_before {
             let not_before = self.not_before_text();
-            return Err(Fault::NotYetValid { not_before });
+            let clock = rfc3339(at);
+            return Err(Fault::NotYetValid { not_before, clock });
         }
         // The second that not_after names belongs to the lifetime.
         if at >= self.not_after + Duration::from_secs(1) {
             let not_after = self.not_after_text();
-            return Err(Fault::Expired { not_after });
+            let clock = rfc3339(at);
+            return Err(Fault::Expired { not_after, clock });
         }
         Ok(())
     }

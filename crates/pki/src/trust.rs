@@ -79,21 +79,34 @@ impl Trust {
         Self::of_valid(authorities, origin).map_err(Error::content(origin))
     }
 
-    /// Checks the certificates of a server, its own first, by a client that knows only the SHA-256 digest of the
-    /// authority's public key: one of them has that key and was signed by it, and the first has a server's role
-    /// and passes [`verify_at`](Self::verify_at) below it. Returns trust in that authority.
+    /// Checks the certificates of a server, its own first, by a client that has dialled `name` and knows only the
+    /// SHA-256 digest of the authority's public key: one of them has that key and was signed by it, and the first has
+    /// a server's role and the name, and passes [`verify_at`](Self::verify_at) below it. Returns trust in that
+    /// authority.
     ///
     /// # Errors
     /// The first [`Fault`] that was found; [`Fault::NotPinned`] if no certificate has the key.
-    pub fn pinned(chain: &[CertificateDer<'static>], key: &[u8; 32], at: SystemTime) -> Result<Self, Fault> {
+    pub fn pinned(
+        chain: &[CertificateDer<'static>],
+        key: &[u8; 32],
+        name: &str,
+        at: SystemTime,
+    ) -> Result<Self, Fault> {
         for certificate in chain {
             let info = CertificateInfo::from_der(certificate)?;
             if info.key_digest()? == *key && info.has_signed(certificate) {
                 info.check_validity(at)?;
                 let trust = Self::new(vec![info])?;
-                let roles = trust.verify_at(chain, at)?.roles;
-                let is_server = roles.intersects(Role::SERVER | Role::SCHEDULER);
-                return is_server.then_some(trust).ok_or(Fault::NotServer(roles));
+                let server = trust.verify_at(chain, at)?;
+                if !server.roles.intersects(Role::SERVER | Role::SCHEDULER) {
+                    return Err(Fault::NotServer(server.roles));
+                }
+                if !server.is_for(name) {
+                    let name = name.to_owned();
+                    let hosts = server.hosts_text();
+                    return Err(Fault::NotForName { name, hosts });
+                }
+                return Ok(trust);
             }
         }
         Err(Fault::NotPinned)

@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use ssntp::Role;
 use ssntp::pki::{
     Authority, AuthorityRequest, BadRequest, CertificateDer, CertificateInfo, CertificateRequest, Error,
-    Fault, Host, Identity, Issued, KeyKind, PrivateKeyDer, Trust, load_certificates,
+    Fault, Host, Identity, Issued, KeyKind, PrivateKeyDer, Trust, load_certificates, rfc3339,
 };
 use ssntp::transport::memory;
 use ssntp_test_support::warnings;
@@ -195,6 +195,30 @@ fn serial_numbers_and_fingerprints_differ_and_facts_are_read_back() {
 }
 
 #[test]
+fn a_server_that_is_known_by_its_authoritys_key_is_checked_by_name_and_clock() {
+    let (authority, issued) = issue(Role::SERVER);
+    let (key, now) = (authority.info().key_digest().unwrap(), now(&authority));
+    let chain = authority.trust().rooted(&issued.identity()).cert.clone();
+    let pinned = |name: &str, at| Trust::pinned(&chain, &key, name, at).map(drop);
+    for name in ["localhost", "127.0.0.1", "::1"] {
+        assert_eq!(pinned(name, now), Ok(()), "{name}");
+    }
+    for name in ["127.0.0.2", "other.example", "not a name", ""] {
+        let refused = pinned(name, now).unwrap_err();
+        assert!(matches!(&refused, Fault::NotForName { .. }), "{name}: {refused}");
+    }
+    // A newcomer whose clock is behind is told both times.
+    let behind = now - DAY;
+    let refused = pinned("localhost", behind).unwrap_err().to_string();
+    let both = [authority.info().not_before_text(), rfc3339(behind)];
+    assert!(both.iter().all(|time| refused.contains(time)), "{refused}");
+    assert_eq!(
+        Trust::pinned(&chain, &[7; 32], "localhost", now).err(),
+        Some(Fault::NotPinned)
+    );
+}
+
+#[test]
 fn a_lifetime_is_judged_on_loading_and_on_verifying() {
     let authority = authority();
     let now = now(&authority);
@@ -205,16 +229,22 @@ fn a_lifetime_is_judged_on_loading_and_on_verifying() {
     let future = CertificateRequest::new(Role::AGENT).valid_from(now + 5 * DAY);
     let future = authority.issue(&future).unwrap();
 
+    // Both name the time of the check, so that a wrong clock is seen.
+    let at = |issued: &Issued| authority.trust().verify_at(issued.identity().chain(), now);
     let expired = Fault::Expired {
         not_after: past.info().not_after_text(),
+        clock: rfc3339(now),
     };
-    assert_eq!(fault(Identity::from_pem(past.to_pem().as_bytes(), "x")), expired);
-    assert_eq!(authority.trust().verify(past.identity().chain()), Err(expired));
+    let loaded = fault(Identity::from_pem(past.to_pem().as_bytes(), "x"));
+    assert!(matches!(loaded, Fault::Expired { .. }), "{loaded}");
+    assert_eq!(at(&past), Err(expired));
     let early = Fault::NotYetValid {
         not_before: future.info().not_before_text(),
+        clock: rfc3339(now),
     };
-    assert_eq!(fault(Identity::from_pem(future.to_pem().as_bytes(), "x")), early);
-    assert_eq!(authority.trust().verify(future.identity().chain()), Err(early));
+    let loaded = fault(Identity::from_pem(future.to_pem().as_bytes(), "x"));
+    assert!(matches!(loaded, Fault::NotYetValid { .. }), "{loaded}");
+    assert_eq!(at(&future), Err(early));
     let then = now + 6 * DAY;
     authority
         .trust()

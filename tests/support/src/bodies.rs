@@ -336,6 +336,7 @@ pub fn certificate(data: &[u8]) {
             let _ = (
                 info.not_before_text(),
                 info.not_after_text(),
+                info.is_for(&info.hosts_text()),
                 info.dns_names().count(),
             );
             let _ = (info.addresses().count(), info.check_validity(info.not_before));

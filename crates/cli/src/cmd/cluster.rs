@@ -20,7 +20,7 @@ use uuid::Uuid;
 use crate::connection::{absolute, to_dial};
 use crate::context::{Context, Contexts};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, for_shell};
 use crate::signals::Stop;
 
 /// Set up a cluster that nodes join with tokens
@@ -150,14 +150,14 @@ impl Init {
         )?;
         line(
             &scheduler,
-            &format!("the scheduler's certificate, for {}", names(its.info())),
+            &format!("the scheduler's certificate, for {}", its.info().hosts_text()),
         )?;
         line(
             &operator,
             &format!("your certificate; the current context is {context}, at {reached}"),
         )?;
         line(&settings, "the scheduler's settings")?;
-        let settings = settings.display();
+        let settings = for_shell(&settings);
         output.line(format_args!("next: ssntp scheduler --config-file {settings}"))?;
         output.line("then: ssntp token add --role agent")?;
         output.flush()
@@ -226,11 +226,6 @@ impl Init {
             self.listen.to_string(),
         )
     }
-}
-
-fn names(scheduler: &CertificateInfo) -> String {
-    let names: Vec<_> = scheduler.hosts.iter().map(ToString::to_string).collect();
-    names.join(", ")
 }
 
 fn of_operator(reached: &Address, ca: &Path, operator: &Path) -> Context {

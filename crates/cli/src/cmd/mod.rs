@@ -111,7 +111,7 @@ impl Command {
             Self::Ctl(args) => ctl::run(args),
             Self::Decode(args) => decode::run(args),
             Self::Demo(args) => demo::run(&args),
-            Self::Join(args) => join::run(&args),
+            Self::Join(args) => join::run(args),
             Self::Listen(args) => listen::run(args),
             Self::Manual(args) => completions::manual(&args, whole),
             Self::Netagent(args) => ssntp_agent_cli::run(*args, settings, Role::NETAGENT),

@@ -166,21 +166,33 @@ fn in_words(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// The text of a certificate's fault that rustls prints as the name of a variant.
-fn words(fault: &CertificateError) -> Option<&'static str> {
-    Some(match fault {
+/// The text of a certificate's fault that rustls prints as the name of a variant, or with times since 1970.
+fn words(fault: &CertificateError) -> Option<String> {
+    let words = match fault {
+        // With the distance, so that a clock that is wrong is seen.
+        CertificateError::ExpiredContext { time, not_after } => {
+            let ago = time.as_secs().saturating_sub(not_after.as_secs());
+            return Some(format!("has expired, {ago} s ago by the clock of this host"));
+        }
+        CertificateError::NotValidYetContext { time, not_before } => {
+            let ahead = not_before.as_secs().saturating_sub(time.as_secs());
+            return Some(format!(
+                "is not valid yet: it begins in {ahead} s by the clock of this host"
+            ));
+        }
         CertificateError::BadSignature => {
             "is not signed by the authority that it names, or by an RSA key of fewer than 2048 bits"
         }
         CertificateError::UnknownIssuer => "comes from no authority that is trusted here",
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired",
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "is not valid yet",
+        CertificateError::Expired => "has expired",
+        CertificateError::NotValidYet => "is not valid yet",
         CertificateError::Revoked => "is revoked",
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "does not hold the name that was dialled"
         }
         _ => return None,
-    })
+    };
+    Some(words.to_owned())
 }
 
 impl From<io::Error> for TlsError {
@@ -195,6 +207,8 @@ impl From<io::Error> for TlsError {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -207,6 +221,15 @@ mod tests {
         assert_eq!(
             text(CertificateError::Expired),
             "TLS: the peer's certificate has expired"
+        );
+        let at = rustls::pki_types::UnixTime::since_unix_epoch;
+        let early = CertificateError::NotValidYetContext {
+            time: at(Duration::from_secs(100)),
+            not_before: at(Duration::from_secs(400)),
+        };
+        assert_eq!(
+            text(early),
+            "TLS: the peer's certificate is not valid yet: it begins in 300 s by the clock of this host"
         );
         assert_eq!(
             text(CertificateError::BadEncoding),

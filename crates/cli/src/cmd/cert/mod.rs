@@ -303,10 +303,9 @@ fn issue(args: Issue, json: bool) -> Result<(), Failure> {
     let info = issued.info();
     print_issued(&path, before.as_ref(), info, json)?;
     if !json && !has_hosts && !info.hosts.is_empty() {
-        let names: Vec<_> = info.hosts.iter().map(ToString::to_string).collect();
         return print_line(format_args!(
             "clients reach it as {}; --host NAME gives it the name that other hosts use",
-            names.join(", ")
+            info.hosts_text()
         ));
     }
     Ok(())

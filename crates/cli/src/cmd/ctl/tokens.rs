@@ -121,6 +121,16 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
     let session = Session::open(options, stop)?;
     let added = manage(&session, TokenAction::Add, entry, String::new())?;
     let entry = added.entries.into_iter().next().unwrap_or_default();
+    let name = at.server_name();
+    if let Some(server) = session.controller.client().server()
+        && !server.certificate.is_for(name)
+    {
+        note(format_args!(
+            "ssntp: the certificate of {} is for {}, and not for {name}: nodes refuse it at that address",
+            server.name,
+            server.certificate.hosts_text()
+        ));
+    }
     if options.json {
         let mut shown = shown(&entry);
         shown["token"] = json!(token.to_string());

@@ -225,6 +225,66 @@ fn a_token_is_for_its_roles_its_node_and_its_cluster() {
 }
 
 #[test]
+fn a_token_for_a_name_that_the_scheduler_has_not_is_not_used_up() {
+    let made = Made::new();
+    let _scheduler = made.scheduler("");
+    let port = made.port.address().rsplit(':').next().unwrap().to_owned();
+    let added = made
+        .run(&format!("token add --role agent --bare --at 127.0.0.1:{port}"))
+        .ended();
+    let notes = added.err.concat();
+    assert!(
+        notes.contains("is for localhost, and not for 127.0.0.1"),
+        "{notes}"
+    );
+    let why = made.agent(&added.out.concat(), "node").fail(1);
+    assert!(
+        why.contains("is for localhost, and not for 127.0.0.1; the token was not used"),
+        "{why}"
+    );
+    assert_eq!(made.list("token list")[0]["nodes_left"], 1);
+    let token = added.out.concat();
+    made.run(&format!("join --join {token} --dir node --server-name localhost"))
+        .succeed();
+}
+
+#[test]
+fn a_certificate_that_ssntp_join_has_got_is_renewed_by_the_same_command() {
+    let made = Made::new();
+    let scheduler = made.scheduler("--node-lifetime 3m");
+    let token = made.token("--role agent --uses 9");
+    let joined = made.run(&format!("join --join {token} --dir node")).ended();
+    let advice = joined.err.concat();
+    let port = made.port.address().rsplit(':').next().unwrap().to_owned();
+    let renew = format!("join --renew --connect localhost:{port} --dir node");
+    assert!(advice.contains(&renew), "{advice}");
+    let before = made.read("node/node.pem");
+    let renewed = made.run(&renew).succeed();
+    assert!(
+        renewed[0].starts_with("renewed: the certificate is valid until 2"),
+        "{renewed:?}"
+    );
+    assert_ne!(made.read("node/node.pem"), before);
+    let issued = made.list("ctl certificates");
+    assert!(
+        issued.len() == 2 && issued[0]["uuid"] == issued[1]["uuid"],
+        "{issued:?}"
+    );
+    // With the token the same line joins and renews.
+    let renewed = made
+        .run(&format!("join --join {token} --renew --dir node"))
+        .succeed();
+    assert!(renewed[0].starts_with("renewed: "), "{renewed:?}");
+    let why = made.run("join --renew --dir node").fail(2);
+    assert!(why.contains("--connect is needed"), "{why}");
+    scheduler.end_by(Signal::TERM);
+    let _scheduler = made.scheduler("");
+    made.run(&format!("join --join {token} --dir month")).succeed();
+    let early = made.run(&renew.replace("node", "month")).succeed();
+    assert!(early[0].ends_with("it is too early to renew it"), "{early:?}");
+}
+
+#[test]
 fn a_wrong_token_is_named_by_its_part_and_its_secret_is_not_repeated() {
     let made = Made::new();
     let secret = "aGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8gaGU";
