@@ -238,7 +238,7 @@ impl Join {
                 .token
                 .request(self.roles, signing_request(&key, "the new key")?),
         );
-        let (end, mut pause) = (deadline(self.limit), PAUSE / 32);
+        let (end, mut pause, mut is_told) = (deadline(self.limit), PAUSE / 32, false);
         let (chain, trust) = loop {
             let limit = left(end)?.min(ATTEMPT);
             let addresses = self.target.addresses(limit, &Cancel::new());
@@ -248,8 +248,15 @@ impl Join {
             {
                 Ok(joined) => break joined,
                 Err(failed) if !failed.may_retry() || after(now(), pause) >= end => return Err(failed),
-                // Nothing is ever received, so this is a pause.
-                Err(_) => drop(never::<()>().recv_timeout(pause.mul_f64(0.5 + random_share() / 2.0))),
+                Err(failed) => {
+                    if !is_told {
+                        let limit = left(end)?.as_secs();
+                        warn!(target: LOG, "{}: not joined yet: {failed}; it is tried again for {limit} s", self.target);
+                    }
+                    is_told = true;
+                    // Nothing is ever received, so this is a pause.
+                    let _ = never::<()>().recv_timeout(pause.mul_f64(0.5 + random_share() / 2.0));
+                }
             }
             pause = (pause * 2).min(PAUSE);
         };

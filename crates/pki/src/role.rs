@@ -39,7 +39,7 @@ impl Role {
     /// The agent inside a compute node concentrator instance.
     pub const CNCIAGENT: Self = Self(0x20);
     /// The roles that an issuer of nodes may give.
-    pub(crate) const OF_NODES: Self = Self(0x04 | 0x10 | 0x20);
+    pub const OF_NODES: Self = Self(0x04 | 0x10 | 0x20);
     /// Every role that has a name.
     pub const ALL: Self = Self(0x3f);
 

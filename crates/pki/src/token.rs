@@ -262,7 +262,9 @@ impl StoredToken {
 #[non_exhaustive]
 pub enum JoinRefusal {
     /// There is no such token, or the secret is wrong; which of the two is not told.
-    #[error("there is no token with this id and this secret")]
+    #[error(
+        "there is no token with this id and this secret; it may have been removed, or have ended long ago"
+    )]
     Proof,
     /// The token has ended.
     #[error("the token has ended; a new one is needed")]

@@ -48,6 +48,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     // A signal does not interrupt the writing of a key.
     let _stop = Stop::install_for_commands()?;
+    let has_joined = NodeFiles::new(&args.state).load().is_ok();
     let joined = args.join.run(&args.state, args.role, args.server_name.clone())?;
     if args.renew {
         let mut servers = args.connect;
@@ -69,6 +70,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let (cert, ca) = (files.certificate(), files.authority());
     let (ca, cert) = (for_shell(&ca), for_shell(&cert));
     print_line(format_args!("--connect {address} --ca {ca} --cert {cert}"))?;
+    if has_joined {
+        note("ssntp: this node had joined before, so the token was not used");
+    }
     let until = files.load()?.0.info().not_after_text();
     let dir = for_shell(&args.state);
     note(format_args!(

@@ -129,9 +129,9 @@ impl Command {
     }
 
     /// The level of the log without --log and RUST_LOG. A daemon logs its warnings for its
-    /// operator; any other subcommand prints only the line with its error.
+    /// operator, as a node that joins does; any other subcommand prints only the line with its error.
     pub(crate) fn log_level(&self) -> &'static str {
-        if matches!(self, Self::Agent(_) | Self::Netagent(_)) || self.serves_many() {
+        if matches!(self, Self::Agent(_) | Self::Join(_) | Self::Netagent(_)) || self.serves_many() {
             "warn"
         } else {
             "error"

@@ -7,6 +7,7 @@ use crossbeam_channel::{Sender, TrySendError, bounded};
 use log::info;
 
 use super::store::{Enrolments, NotStored, RecordStore, now};
+use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::pki::{Enrolled, StoredToken};
 use ssntp::proto::{Command, Frame};
@@ -242,7 +243,13 @@ fn stored(token: &TokenEntry, made_by: &str) -> Result<StoredToken, String> {
         Some(uuid) if uuid.is_nil() => return Err("the nil UUID is no node's".to_owned()),
         uuid => uuid,
     };
-    let roles = token.roles.parse().map_err(|e| format!("roles: {e}"))?;
+    let roles: Role = token.roles.parse().map_err(|e| format!("roles: {e}"))?;
+    if roles.is_empty() || !Role::OF_NODES.contains(roles) {
+        return Err(format!(
+            "a token gives the roles {}, and not {roles}",
+            Role::OF_NODES
+        ));
+    }
     let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let (id, secret) = (&token.id, &token.secret_sha256);
     if id.is_empty() || id.len() > 64 || !id.bytes().all(is_base64url) {

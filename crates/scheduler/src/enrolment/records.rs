@@ -9,7 +9,9 @@ use ssntp::server::Redeem;
 use uuid::Uuid;
 
 /// The maximum number of tokens.
-const MAX_TOKENS: usize = 1024;
+pub(super) const MAX_TOKENS: usize = 1024;
+/// The seconds for which a token is known after its end, so that a node that is late is told so.
+pub(super) const TOLD: u64 = 86_400;
 /// The maximum number of valid certificates of a node. One that loses every answer to its renewals has some
 /// twenty.
 const MAX_OF_NODE: usize = 32;
@@ -135,13 +137,15 @@ impl Records {
             .extend(revoked.map(|(serial, ends)| (serial.clone(), *ends)));
     }
 
-    /// Removes what has ended at `now`, in seconds since 1970.
+    /// Removes what has ended at `now`, in seconds since 1970; tokens only after a day, unless others need their room.
     pub(super) fn forget_ended(&mut self, now: u64) {
-        self.tokens.retain(|_, token| token.ends > now);
+        let is_told = self.tokens.len() < MAX_TOKENS;
+        self.tokens
+            .retain(|_, token| token.ends > now || is_told && token.ends.saturating_add(TOLD) > now);
         self.certificates.retain(|one| one.ends > now);
         self.revoked.retain(|_, ends| *ends > now);
         for one in &mut self.certificates {
-            if !self.tokens.contains_key(&one.token) {
+            if self.tokens.get(&one.token).is_none_or(|token| token.ends <= now) {
                 (one.key, one.chain) = Default::default();
             }
         }

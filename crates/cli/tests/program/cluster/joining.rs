@@ -179,11 +179,16 @@ fn a_token_is_for_its_roles_its_node_and_its_cluster() {
     assert!(verified[0].contains("good for netagent"), "{verified:?}");
 
     // A role that the issuer does not list cannot be had, whatever the token says.
-    let greedy = made.token("--role controller");
+    let greedy = made.token("--role cnciagent");
     let why = made
-        .run(&format!("join --join {greedy} --dir greedy --role controller"))
+        .run(&format!("join --join {greedy} --dir greedy --role cnciagent"))
         .fail(1);
-    assert!(why.contains("controller"), "{why}");
+    assert!(why.contains("cnciagent"), "{why}");
+    let why = made.run("token add --role controller").fail(1);
+    assert!(
+        why.contains("agent,netagent") && why.ends_with("not controller"),
+        "{why}"
+    );
 
     let other = Made::new();
     let _other = other.scheduler("");
@@ -280,6 +285,12 @@ fn a_certificate_that_ssntp_join_has_got_is_renewed_by_the_same_command() {
     scheduler.end_by(Signal::TERM);
     let _scheduler = made.scheduler("");
     made.run(&format!("join --join {token} --dir month")).succeed();
+    let again = made
+        .run(&format!("join --join {token} --dir month"))
+        .ended()
+        .err
+        .concat();
+    assert!(again.contains("the token was not used"), "{again}");
     let early = made.run(&renew.replace("node", "month")).succeed();
     assert!(early[0].ends_with("it is too early to renew it"), "{early:?}");
 }

@@ -8,6 +8,7 @@ use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::wait::wait_for;
 use uuid::Uuid;
 
+use super::super::records::{MAX_TOKENS, TOLD};
 use super::*;
 
 const NEVER: u64 = 1 << 40;
@@ -116,7 +117,7 @@ fn a_revoked_certificate_is_told_refused_and_forgotten_at_its_end() {
         Err(JoinRefusal::NotRenewable(_))
     ));
     assert_eq!(kept.renew(&other.serial, &next), Ok(()));
-    kept.forget_ended(NEVER);
+    kept.forget_ended(NEVER + TOLD);
     assert_eq!(
         (
             kept.tokens(0).count(),
@@ -136,6 +137,26 @@ fn what_has_ended_is_not_listed_before_the_next_change_forgets_it() {
         .unwrap();
     let listed = |now| (records.tokens(now).count(), records.certificates(now).count());
     assert_eq!((listed(NEVER - 1), listed(NEVER)), ((1, 1), (0, 0)));
+}
+
+#[test]
+fn a_token_that_has_ended_is_known_for_a_day_and_makes_room_for_others() {
+    let mut records = Records::default();
+    let ended = |id: &str| StoredToken {
+        ends: 1000,
+        ..token(id, 1)
+    };
+    let told = |records: &mut Records| records.join("t", "key", &mut |_, _| Err(JoinRefusal::Ended));
+    records.add_token(ended("t")).unwrap();
+    records.forget_ended(1000 + TOLD - 1);
+    assert_eq!(told(&mut records), Err(JoinRefusal::Ended));
+    records.forget_ended(1000 + TOLD);
+    assert_eq!(told(&mut records), Err(JoinRefusal::Proof));
+    for number in 0..MAX_TOKENS {
+        records.add_token(ended(&number.to_string())).unwrap();
+    }
+    records.forget_ended(1001);
+    records.add_token(token("t", 1)).unwrap();
 }
 
 #[test]
