@@ -296,6 +296,18 @@ fn a_certificate_that_ssntp_join_has_got_is_renewed_by_the_same_command() {
 }
 
 #[test]
+fn a_node_whose_scheduler_is_away_says_that_it_waits_and_joins_once_it_is_there() {
+    let made = Made::new();
+    let scheduler = made.scheduler("");
+    let token = made.token("--role agent");
+    scheduler.end_by(Signal::TERM);
+    let join = made.run(&format!("join --join {token} --dir node"));
+    join.error_with("not joined yet: ");
+    let _scheduler = made.scheduler("");
+    join.succeed();
+}
+
+#[test]
 fn a_wrong_token_is_named_by_its_part_and_its_secret_is_not_repeated() {
     let made = Made::new();
     let secret = "aGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8gaGU";
