@@ -103,7 +103,7 @@ const SCENARIOS: &[Scenario] = &[
     ("a node by its name; its READY follows", |nodes| {
         let mut cluster = Cluster::new(Policy::Strict, nodes, |_| (1 << 20, 1 << 20));
         for node in 0..nodes {
-            cluster.placement.hostname(uuid(node), &format!("host-{node}"));
+            cluster.describe(node, format!("host-{node}"));
         }
         cluster.needs.hostname = format!("host-{}", nodes / 2);
         let ready = report(1 << 20, 1 << 20);
@@ -118,7 +118,7 @@ const SCENARIOS: &[Scenario] = &[
         |nodes| {
             let mut cluster = Cluster::new(Policy::Strict, nodes, |_| (1 << 20, 1 << 20));
             for node in 0..nodes {
-                cluster.placement.hostname(uuid(node), "localhost");
+                cluster.describe(node, "localhost".to_owned());
                 if node != nodes / 2 {
                     cluster.placement.close(uuid(node));
                 }
@@ -160,6 +160,14 @@ impl Cluster {
             },
             ready: None,
         }
+    }
+
+    fn describe(&mut self, node: usize, hostname: String) {
+        let ready = Ready {
+            hostname,
+            ..Ready::default()
+        };
+        self.placement.describe(uuid(node), &ready);
     }
 
     fn round(&mut self, operations: usize) -> Duration {

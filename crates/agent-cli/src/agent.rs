@@ -15,7 +15,7 @@ use ssntp::client::{ClientConfig, UuidSource};
 use ssntp_agent::driver::{Confinement, ProcessDriver};
 use ssntp_agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 use ssntp_network::Networks;
-use ssntp_payload::NextState;
+use ssntp_payload::{NextState, check_labels, parse_label};
 use ssntp_qemu::QemuDriver;
 
 use crate::networks::NetworkArgs;
@@ -86,6 +86,9 @@ pub struct Args<P: AgentPages> {
     /// Disk for all instances [default: the free disk at --state]
     #[arg(long, value_name = "MB")]
     disk: Option<u32>,
+    /// A label of this node, by which workloads may choose it; may be given several times
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    labels: Vec<(String, String)>,
     /// The maximum number of instances, including stopped ones
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
     max_instances: u32,
@@ -204,7 +207,7 @@ impl<P: AgentPages> Args<P> {
 
     /// Looks up what the settings name and what is used only later, by their keys: a name that is
     /// misspelt would otherwise be found when it is too late.
-    fn look_up(&self, policy: &Policy) -> [(&'static str, Result<(), Failure>); 3] {
+    fn look_up(&self, policy: &Policy) -> [(&'static str, Result<(), Failure>); 4] {
         let images = |path: &PathBuf| {
             fs::metadata(path.join("."))
                 .map(drop)
@@ -219,6 +222,10 @@ impl<P: AgentPages> Args<P> {
         };
         [
             ("images", self.images.as_ref().map_or(Ok(()), images)),
+            (
+                "label",
+                check_labels(&self.labels.iter().cloned().collect()).map_err(Failure::usage),
+            ),
             ("users", policy.find_users().map_err(Failure::new)),
             (
                 "after-evacuation",
@@ -283,6 +290,7 @@ pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings, role: Role) -> 
     let mut config = AgentConfig::new(client)
         .policy(policy)
         .max_instances(args.max_instances as usize)
+        .labels(args.labels.iter().cloned().collect())
         .interval(args.interval.into())
         .grace(args.grace.into())
         .given(args.state.as_ref(), AgentConfig::state)

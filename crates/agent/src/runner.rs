@@ -1,5 +1,6 @@
 //! The agent's thread: between the client, the state machine and the workers.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,6 +104,9 @@ impl AgentConfig {
 
         /// The maximum number of instances, stopped ones included. Default: [`DEFAULT_MAX_INSTANCES`].
         max_instances in settings: usize;
+
+        /// The labels of this node, by which STARTs may choose it. Default: none.
+        labels in settings: BTreeMap<String, String>;
 
         /// The interval between STATS. They are also sent soon after an instance changed.
         /// Default: 30 s.

@@ -41,4 +41,4 @@ pub mod refusal;
 pub mod subnet;
 pub mod summed;
 
-pub use self::needs::Needs;
+pub use self::needs::{Labels, Lacking, Needs};

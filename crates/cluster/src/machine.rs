@@ -73,6 +73,7 @@ pub fn stats(facts: &Facts, node: Uuid, status: NodeStatus) -> Stats {
         cpus_online: facts.cpus_online,
         hostname: facts.hostname.clone(),
         networks: facts.networks.clone(),
+        labels: facts.labels.clone(),
         ..Stats::default()
     }
 }

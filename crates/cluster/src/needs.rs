@@ -1,14 +1,21 @@
 //! The resources that a START requires, read once for placement, admission on a node and the
 //! check of a file that describes an instance.
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use uuid::Uuid;
 
 use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp_payload::Start;
+use ssntp_transport::excerpt;
 
 /// The maximum number of instances from which a START is kept apart. It bounds the time of a search.
 const MAX_APART: usize = 64;
+
+/// The labels of a node, by key.
+pub type Labels = BTreeMap<String, String>;
 
 /// The resources and the node that a START requires.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +31,8 @@ pub struct Needs {
     /// The host name of the only nodes that may accept the START, in upper or lower case; empty
     /// for any.
     pub hostname: String,
+    /// The labels of the nodes that may accept the START.
+    pub labels: Labels,
     /// True if the START needs a network node, false if it needs a compute node.
     pub network_node: bool,
     /// The instances beside which it runs only if no other node has room.
@@ -57,6 +66,7 @@ impl Needs {
             vcpus: wanted.vcpus,
             node_id: wanted.node_id.clone(),
             hostname: wanted.hostname.clone(),
+            labels: wanted.labels.clone(),
             network_node: wanted.network_node,
             apart_from: start
                 .apart_from
@@ -73,6 +83,71 @@ impl Needs {
             Role::NETAGENT
         } else {
             Role::AGENT
+        }
+    }
+
+    /// True if a node with this host name and these labels may accept the START.
+    pub fn admit(&self, hostname: &str, labels: &Labels) -> bool {
+        self.marks().all(|mark| mark.is_of(hostname, labels))
+    }
+
+    /// What the START requires and none of these nodes has, each with its host name and its labels.
+    pub fn lacking<'a>(&self, nodes: impl Iterator<Item = (&'a str, &'a Labels)> + Clone) -> Option<Lacking> {
+        let is_lacking = |mark: &Mark<'_>| !nodes.clone().any(|(name, labels)| mark.is_of(name, labels));
+        if let Some(mark) = self.marks().find(is_lacking) {
+            return Some(Lacking {
+                is_label: matches!(mark, Mark::Label(..)),
+                what: mark.to_string(),
+            });
+        }
+        // Each of them is at some node, and perhaps never all at one.
+        if self.marks().next().is_none() || nodes.clone().any(|(name, labels)| self.admit(name, labels)) {
+            return None;
+        }
+        let all: Vec<_> = self.marks().map(|mark| mark.to_string()).collect();
+        Some(Lacking {
+            is_label: true,
+            what: all.join(" and "),
+        })
+    }
+
+    fn marks(&self) -> impl Iterator<Item = Mark<'_>> {
+        let name = Some(self.hostname.as_str()).filter(|name| !name.is_empty());
+        let labels = self.labels.iter().map(|(key, value)| Mark::Label(key, value));
+        name.map(Mark::Hostname).into_iter().chain(labels)
+    }
+}
+
+/// What a START requires of its node, and no node has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// True if it is a label, false if it is the host name.
+    pub is_label: bool,
+    /// The host name or the labels, for people.
+    pub what: String,
+}
+
+/// The host name of a node, or one of its labels.
+#[derive(Clone, Copy, Debug)]
+enum Mark<'a> {
+    Hostname(&'a str),
+    Label(&'a str, &'a String),
+}
+
+impl Mark<'_> {
+    fn is_of(self, hostname: &str, labels: &Labels) -> bool {
+        match self {
+            Self::Hostname(wanted) => wanted.eq_ignore_ascii_case(hostname),
+            Self::Label(key, value) => labels.get(key) == Some(value),
+        }
+    }
+}
+
+impl fmt::Display for Mark<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hostname(name) => write!(f, "the host name {}", excerpt(name)),
+            Self::Label(key, value) => write!(f, "the label {key}={value}"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The names and labels of instances, which a START sets and STATS report.
+//! The names and labels of instances, which a START sets and STATS report, and the labels of nodes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use ssntp_transport::printable;
 
 /// The maximum number of bytes of a name, and of the key and the value of a label.
 pub const MAX_LABEL: usize = 63;
-/// The maximum number of labels of an instance.
+/// The maximum number of labels of an instance or a node.
 pub const MAX_LABELS: usize = 32;
 
 /// Checks the name of an instance: 1 to 63 ASCII letters, digits, `.`, `_` and `-`, a letter or a
@@ -29,7 +29,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Checks a label of an instance: the key is like a name and may also contain `/`; the value has at
+/// Checks a label: the key is like a name and may also contain `/`; the value has at
 /// most 63 bytes and only visible characters.
 ///
 /// # Errors
@@ -46,6 +46,31 @@ pub fn check_label(key: &str, value: &str) -> Result<(), &'static str> {
     } else {
         Err("the value of a label has at most 63 bytes, and nothing in it that does not show")
     }
+}
+
+/// Reads a label in the form of a flag: `KEY=VALUE`.
+///
+/// # Errors
+/// The rule that it breaks.
+pub fn parse_label(text: &str) -> Result<(String, String), &'static str> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    check_label(key, value)?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// Checks the number of labels, and each of them.
+///
+/// # Errors
+/// The rule that they break.
+pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
+    // STATS repeat the labels of each instance, so their number is limited.
+    if labels.len() > MAX_LABELS {
+        return Err(format!("more than {MAX_LABELS} labels"));
+    }
+    let mut labels = labels.iter();
+    labels
+        .try_for_each(|(key, value)| check_label(key, value))
+        .map_err(str::to_owned)
 }
 
 fn is_word(text: &str, others: &[u8]) -> bool {
@@ -70,10 +95,5 @@ pub(crate) fn read_labels<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
     let labels = BTreeMap::<String, String>::deserialize(deserializer)?;
-    // Each STATS repeats the labels of every instance, so their number is limited.
-    if labels.len() > MAX_LABELS {
-        return Err(de::Error::custom(format_args!("more than {MAX_LABELS} labels")));
-    }
-    let checked = labels.iter().try_for_each(|(key, value)| check_label(key, value));
-    checked.map(|()| labels).map_err(de::Error::custom)
+    check_labels(&labels).map(|()| labels).map_err(de::Error::custom)
 }

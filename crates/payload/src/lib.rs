@@ -102,7 +102,7 @@ pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
 pub use self::health::{HealthCheck, HealthState, HttpCheck};
 pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceEnd, InstanceStopped};
-pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
+pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_labels, check_name, parse_label};
 pub use self::node::{NewLeader, NodeConnected, NodeDisconnected, NodeType, SnapshotComplete};
 pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 pub use self::ready::{Maintenance, Ready};

@@ -1,8 +1,11 @@
 //! READY and MAINTENANCE: the capacity of a node (STATUS 0x1, 0x4).
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 
 use crate::NodeNetwork;
+use crate::label::read_labels;
 use ssntp::payload::schema::{read, refusal};
 use ssntp::payload::yaml::ErrorKind;
 use ssntp::payload::{Error, Id, MAX_READ_LEN, Payload};
@@ -47,6 +50,10 @@ schema! {
         networks: Vec<NodeNetwork>,
         /// The node's name; default: empty.
         hostname: String,
+        /// The labels that its owner has given it. A key of this project, which others ignore; default: none.
+        /// Left out then.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
+        labels: BTreeMap<String, String>,
     }
 }
 

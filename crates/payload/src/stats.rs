@@ -64,6 +64,10 @@ schema! {
         cpus_online: i64 = -1,
         /// The node's name; default: empty.
         hostname: String,
+        /// The labels that its owner has given it. A key of this project, which others ignore; default: none.
+        /// Left out then.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        labels: BTreeMap<String, String>,
         /// The interval at which the node sends STATS, in seconds. A key of this project, which others
         /// ignore; default: 0, unknown. Left out then.
         #[serde(skip_serializing_if = "is_default")]

@@ -391,6 +391,7 @@ mod tests {
             node_uuid: Uuid::from_u128(7).into(),
             hostname: "a \"host\": of 'ours'".into(),
             interval: 30,
+            labels: [("zone/a.b".to_owned(), "x: y".to_owned())].into(),
             networks: vec![NodeNetwork {
                 ip: "fd00::1".into(),
                 mac: "52:54:00:12:34:56".into(),

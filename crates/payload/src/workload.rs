@@ -1,9 +1,12 @@
 //! The keys that START and RESTART share: firmware, persistence, networking and requirements of an
 //! instance; and the older lists of resources, which are read if there are no [`Requirements`].
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::label::read_labels;
 use ssntp::names;
 use ssntp::payload::Id;
 use ssntp::schema;
@@ -72,6 +75,10 @@ schema! {
         /// when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         hostname: String,
+        /// The labels of the nodes that it may run on. A key of this project; default: none, any node. Left out
+        /// then.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
+        labels: BTreeMap<String, String>,
         /// True if it needs a network node, as concentrators do; default: false. Left out when false.
         #[serde(skip_serializing_if = "is_default")]
         network_node: bool,

@@ -2,6 +2,8 @@
 //! thousands of frames. A text that is longer than any valid one of its kind (a UUID, an address, a
 //! word, a name) is replaced by an empty text.
 
+use std::collections::BTreeMap;
+
 use crate::failure::Failure;
 use ssntp::payload::{Error, FrameTrace, Id, yaml};
 use ssntp::proto::Frame;
@@ -47,6 +49,13 @@ fn id(id: &mut Id) {
     }
 }
 
+fn labels(labels: &mut BTreeMap<String, String>) {
+    labels.retain(|key, value| check_label(key, value).is_ok());
+    while labels.len() > MAX_LABELS {
+        labels.pop_last();
+    }
+}
+
 pub(crate) fn node_type(node_type: &mut NodeType) {
     if node_type.as_str().len() > MAX_WORD {
         *node_type = "".into();
@@ -56,6 +65,7 @@ pub(crate) fn node_type(node_type: &mut NodeType) {
 pub(crate) fn stats(stats: &mut Stats) {
     id(&mut stats.node_uuid);
     text(&mut stats.hostname, MAX_NAME);
+    labels(&mut stats.labels);
     if stats.status.as_str().len() > MAX_WORD {
         stats.status = "".into();
     }
@@ -81,10 +91,7 @@ fn instance(stats: &mut InstanceStats) {
     if check_name(&stats.name).is_err() {
         stats.name = String::new();
     }
-    stats.labels.retain(|key, value| check_label(key, value).is_ok());
-    while stats.labels.len() > MAX_LABELS {
-        stats.labels.pop_last();
-    }
+    labels(&mut stats.labels);
     text(&mut stats.started, MAX_WORD);
     text(&mut stats.ended, MAX_WORD);
     text(&mut stats.detail, MAX_DETAIL);

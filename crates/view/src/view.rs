@@ -182,7 +182,7 @@ impl View {
     }
 
     /// Every node in the order of the UUIDs, including disconnected ones.
-    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> + Clone {
         self.nodes.values()
     }
 

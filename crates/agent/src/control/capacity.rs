@@ -10,6 +10,8 @@
 //! The memory of an instance is promised while it runs. Its disk (the volumes that are `local`) is
 //! promised until it is deleted.
 
+use std::collections::BTreeMap;
+
 use ssntp_cluster::Needs;
 use ssntp_cluster::machine::Facts;
 use ssntp_payload::{LauncherConfig, Ready};
@@ -30,6 +32,7 @@ pub(super) struct Capacity {
     mem_mb: Option<i64>,
     disk_mb: Option<i64>,
     max_instances: usize,
+    labels: BTreeMap<String, String>,
 }
 
 /// What the instances of the node were promised.
@@ -76,6 +79,7 @@ impl Capacity {
             mem_mb: settings.mem_mb,
             disk_mb: settings.disk_mb,
             max_instances: settings.max_instances,
+            labels: settings.labels.clone(),
         }
     }
 
@@ -111,6 +115,7 @@ impl Capacity {
             mem_available_mb,
             disk_total_mb,
             disk_available_mb,
+            labels: self.labels.clone(),
             ..facts.clone()
         }
     }

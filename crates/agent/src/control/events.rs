@@ -5,6 +5,7 @@
     reason = "the crate exports these hidden, and fields say what they are"
 )]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,7 @@ pub struct Settings {
     pub mem_mb: Option<i64>,
     pub disk_mb: Option<i64>,
     pub max_instances: usize,
+    pub labels: BTreeMap<String, String>,
     pub interval: Duration,
     pub grace: Duration,
     /// Tenants' networks; `None` if instances use the host's network.

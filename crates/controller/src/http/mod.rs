@@ -24,12 +24,14 @@
 //! | `sight` | what a client may see |
 //! | `tokens` | [`Tokens`] |
 //! | `programs` | the routes for programs |
+//! | `names` | names in a spec that no node has |
 //! | `events` | the stream of rows |
 //! | `live` | the daemon as the source of pages and API |
 
 mod access;
 mod events;
 mod live;
+mod names;
 mod programs;
 mod sight;
 mod tokens;

@@ -8,8 +8,8 @@ use ssntp_http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
 
 use super::access::{self, Access, Client};
-use super::events;
 use super::tokens::Right;
+use super::{events, names};
 use crate::daemon::{Snapshot, UserRequest};
 use crate::model::{self, Row, Spec, without_output};
 use crate::page::params::{Params, decode};
@@ -200,7 +200,10 @@ impl Programs {
                     "1" => true,
                     _ => return Err(Refused::at(400, "dry_run", "it must be 1 or 0")),
                 };
-                let apply = |specs| source.request(actor, UserRequest::Apply { specs, dry_run });
+                let apply = |specs: Vec<Spec>| {
+                    names::check(source, &specs)?;
+                    Ok::<_, Refused>(source.request(actor, UserRequest::Apply { specs, dry_run })?)
+                };
                 if parts.len() == 1 {
                     return found(&apply(body(&request.body)?)?.1);
                 }
@@ -432,6 +435,7 @@ fn of_node(node: &Node) -> Value {
         "load": node.stats.load,
         "cpus_online": node.stats.cpus_online,
         "interval": node.stats.interval,
+        "labels": node.stats.labels,
         "instances": node.instances.len(),
     })
 }

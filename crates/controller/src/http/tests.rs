@@ -292,6 +292,67 @@ fn an_error_names_the_field_and_the_place() {
 }
 
 #[test]
+fn a_spec_that_no_node_can_satisfy_is_refused_with_its_key() {
+    let put = |rig: &Rig, path: &str, body: &Value| {
+        let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+        let head =
+            format!("PUT {path} HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json");
+        let (code, _, body) = rig.ask(&head, &body.to_string());
+        rig.tokens.remove("hands").unwrap();
+        (code, serde_json::from_str::<Value>(&body).unwrap())
+    };
+    let spec = |key: &str, value: Value| {
+        let mut spec = json!({"name": "new", "count": 1, "start": {"command": ["a"]}});
+        spec["start"][key] = value;
+        spec
+    };
+    let elsewhere = spec("hostname", json!("rack9"));
+    let rig = Rig::start(false);
+    // Until all nodes have reported, it is not known what they have.
+    assert_eq!(put(&rig, "/api/v1/workloads/new", &elsewhere).0, 200);
+    let rig = Rig::start(false);
+    let node = made_up::node_uuid(0);
+    rig.made_up.see(&ssntp::proto::Frame::of(&ssntp_payload::Stats {
+        node_uuid: node.into(),
+        mem_total_mb: 64_000,
+        labels: [("zone".to_owned(), "a".to_owned())].into(),
+        ..ssntp_payload::Stats::default()
+    }));
+    rig.made_up.see(&ssntp::proto::Frame::of(
+        &ssntp_payload::SnapshotComplete::default(),
+    ));
+    for (key, value, why) in [
+        ("constraint", json!({"zone": "b"}), "no node has the label zone=b"),
+        ("hostname", json!("rack9"), "no node has the host name rack9"),
+        ("node", json!("5be1"), "there is no node with the UUID 5be1"),
+        (
+            "mem_mb",
+            json!(64_001),
+            "no node has 64001 MB of memory: the largest has 64000 MB",
+        ),
+    ] {
+        let refused = json!({"error": why, "at": format!("start.{key}")});
+        let one = spec(key, value);
+        assert_eq!(put(&rig, "/api/v1/workloads/new", &one), (400, refused));
+        let both = json!([one, spec("dir", json!("/"))]);
+        let (code, problem) = put(&rig, "/api/v1/workloads?dry_run=1", &both);
+        assert_eq!((code, &problem["at"]), (400, &json!(format!("new.start.{key}"))));
+    }
+    // A node that is away counts, because it may return.
+    for (key, value) in [
+        ("constraint", json!({"zone": "a"})),
+        ("hostname", json!("RACK1-n02")),
+        ("node", json!(made_up::node_uuid(2))),
+        ("mem_mb", json!(64_000)),
+    ] {
+        let (code, answer) = put(&rig, "/api/v1/workloads/new", &spec(key, value));
+        assert_eq!(code, 200, "{key}: {answer}");
+    }
+    let (_, shown) = rig.get(&format!("/api/v1/nodes/{node}"));
+    assert_eq!(shown["labels"], json!({"zone": "a"}));
+}
+
+#[test]
 fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
     let rig = Rig::start(false);
     let write = rig.tokens.add("hands", Right::Write, None).unwrap();

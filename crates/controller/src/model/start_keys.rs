@@ -7,6 +7,7 @@
 //! vcpus: 1                    # for requirements.vcpus
 //! node: 5be1c0de              # for requirements.node_id
 //! hostname: rack1-n07         # for requirements.hostname
+//! constraint: {zone: a}       # for requirements.labels: labels of its node, which `ssntp agent --label` gives
 //! network_node: false         # for requirements.network_node
 //! persistent: true            # for persistence: all
 //! tenant: blue                # for tenant_uuid; the scheduler leases an address in its network
@@ -27,7 +28,7 @@ use ssntp::payload::Id;
 use ssntp_cluster::Needs;
 use ssntp_payload::{
     FwType, HealthCheck, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType,
-    check_label, check_name,
+    check_labels, check_name,
 };
 
 /// The keys of START, and the shorter ones.
@@ -57,6 +58,7 @@ pub struct StartKeys {
     vcpus: Option<i64>,
     node: Option<Id>,
     hostname: Option<String>,
+    constraint: Option<BTreeMap<String, String>>,
     network_node: Option<bool>,
     persistent: bool,
     volumes: Vec<Id>,
@@ -78,6 +80,7 @@ impl StartKeys {
         requirements.vcpus = self.vcpus.unwrap_or(requirements.vcpus);
         requirements.node_id = self.node.unwrap_or(requirements.node_id);
         requirements.hostname = self.hostname.unwrap_or(requirements.hostname);
+        requirements.labels = self.constraint.unwrap_or(requirements.labels);
         requirements.network_node = self.network_node.unwrap_or(requirements.network_node);
         let mut storage = self.storage;
         storage.extend(self.volumes.into_iter().map(|id| Storage {
@@ -123,10 +126,8 @@ fn check(start: &Start) -> Result<(), String> {
     if is_process && start.command.is_empty() {
         return Err("command: missing, for a process".into());
     }
-    let mut labels = start.labels.iter();
-    labels
-        .try_for_each(|(key, value)| check_label(key, value))
-        .map_err(|why| format!("labels: {why}"))?;
+    check_labels(&start.labels).map_err(|why| format!("labels: {why}"))?;
+    check_labels(&start.requirements.labels).map_err(|why| format!("constraint: {why}"))?;
     if !start.name.is_empty() {
         check_name(&start.name).map_err(|why| format!("name: {why}"))?;
     }

@@ -120,6 +120,8 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
             ". The present state of the node is unknown.</p>");
     }
     let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
+    let labels = stats.labels.iter().map(|(key, value)| format!("{key}={value}"));
+    let labels: Vec<_> = labels.collect();
     let listed = NodeRow { node, now };
     let mut heard = Html::default();
     if let Some(at) = node.seen {
@@ -146,6 +148,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
             &format!("{} on {} CPUs", known(stats.load), known(stats.cpus_online)),
         )
         .fact("Addresses", &addresses.join(", "))
+        .fact("Labels", &labels.join(", "))
         .fact("UUID", &uuid)
         .end();
     session(scene, main, uuid);

@@ -62,6 +62,33 @@ fn siblings(commands: &[Command]) -> Vec<(Uuid, Vec<Uuid>)> {
 }
 
 #[test]
+fn a_constraint_is_part_of_each_start_and_a_changed_one_is_rolled_out() {
+    let mut bench = Bench::new();
+    let of_zone = |zone: &str| {
+        let mut spec = web(1, "a");
+        spec["start"]["constraint"] = serde_json::json!({"zone": zone});
+        spec
+    };
+    let zones = |commands: &[Command]| -> Vec<String> {
+        let starts = commands.iter().filter_map(|command| match command {
+            Command::Start(payload) => payload.start.requirements.labels.get("zone").cloned(),
+            _ => None,
+        });
+        starts.collect()
+    };
+    bench.apply(of_zone("a"));
+    assert_eq!(zones(&bench.settle()), ["a"]);
+    bench.wait(5);
+    bench.settle();
+    bench.apply(of_zone("b"));
+    let mut after = bench.settle();
+    bench.wait(5);
+    after.extend(bench.settle());
+    assert_eq!(zones(&after), ["b"]);
+    assert_eq!(bench.workload().versions.len(), 2);
+}
+
+#[test]
 fn a_start_names_the_other_instances_of_its_workload() {
     let mut bench = Bench::new();
     bench.apply(web(3, "a"));

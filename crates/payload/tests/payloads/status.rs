@@ -120,6 +120,33 @@ fn ready_is_read_and_written_back() {
     assert_eq!(decoded.hostname, "rack1-n07");
 }
 
+/// A key of this project, which others ignore.
+#[test]
+fn nodes_tell_their_labels_if_they_have_some() {
+    assert!(!text(&Ready::default().encode()).contains("labels"));
+    assert!(!text(&Stats::default().encode()).contains("labels"));
+    let labels: std::collections::BTreeMap<_, _> = [("zone".to_owned(), "1".to_owned())].into();
+    let ready = Ready {
+        node_uuid: NODE.into(),
+        labels: labels.clone(),
+        ..Ready::default()
+    };
+    survives(&ready);
+    survives(&Stats {
+        node_uuid: NODE.into(),
+        labels,
+        ..Stats::default()
+    });
+    let read = |labels: &str| Ready::decode(format!("node_uuid: {NODE}\nlabels: {labels}\n").as_bytes());
+    assert_eq!(read("{zone: 1}").unwrap().labels, ready.labels);
+    for wrong in ["{'a b': c}", "{'': c}", "[zone]"] {
+        assert!(read(wrong).is_err(), "{wrong}");
+    }
+    let many: Vec<_> = (0..=MAX_LABELS).map(|n| format!("l{n}: x")).collect();
+    let error = read(&format!("{{{}}}", many.join(", "))).unwrap_err();
+    assert!(error.to_string().contains("more than 32 labels"), "{error}");
+}
+
 #[test]
 fn maintenance_has_the_payload_of_ready_or_none() {
     for payload in ["", "\n", "# nothing\n", "---\n...\n", "~\n"] {

@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use self::room::Room;
 use ssntp::Role;
-use ssntp_cluster::Needs;
+use ssntp_cluster::{Labels, Needs};
 use ssntp_payload::Ready;
 use ssntp_transport::excerpt;
 
@@ -60,7 +60,7 @@ pub enum Verdict {
     /// It fits this node, which waits for its READY. No node accepts the START now, or only one with more
     /// siblings.
     Wait(Uuid),
-    /// No node has the room, the host name or the UUID.
+    /// No node has the room, the host name, the labels or the UUID.
     NoRoom,
     /// No node of the type is connected.
     NoNode,
@@ -121,6 +121,7 @@ enum Availability {
 struct Candidate {
     roles: Role,
     hostname: String,
+    labels: Labels,
     state: Availability,
     /// The reasons why it receives no START, whatever its state is.
     suspended: BTreeSet<Suspension>,
@@ -145,6 +146,7 @@ impl Placement {
         let node = Candidate {
             roles,
             hostname: String::new(),
+            labels: Labels::new(),
             // Its room is unknown, so a START that fits no other node waits for its READY.
             state: Availability::Waiting,
             suspended: BTreeSet::new(),
@@ -180,7 +182,7 @@ impl Placement {
             node.room = Room::of(ready);
             node.report = self.reports;
         }
-        self.hostname(uuid, &ready.hostname);
+        self.describe(uuid, ready);
     }
 
     /// Handles FULL, OFFLINE or MAINTENANCE of a node: it receives no START until its next READY.
@@ -205,15 +207,12 @@ impl Placement {
         }
     }
 
-    /// Sets the host name of a node. A name of more than 255 bytes counts as none.
-    pub fn hostname(&mut self, uuid: Uuid, hostname: &str) {
+    /// Sets the host name and the labels of a node. A name of more than 255 bytes counts as none.
+    pub fn describe(&mut self, uuid: Uuid, ready: &Ready) {
         if let Some(node) = self.nodes.get_mut(&uuid) {
-            let known = if hostname.len() <= MAX_HOSTNAME {
-                hostname
-            } else {
-                ""
-            };
-            known.clone_into(&mut node.hostname);
+            let known = Some(ready.hostname.as_str()).filter(|name| name.len() <= MAX_HOSTNAME);
+            known.unwrap_or_default().clone_into(&mut node.hostname);
+            node.labels.clone_from(&ready.labels);
         }
     }
 
@@ -245,15 +244,29 @@ impl Placement {
         }
     }
 
-    /// The node that a START names, if none that is connected is called so: a sentence.
+    /// What a START requires of its node beside room, if no connected node has it: a sentence.
     pub fn missing(&self, needs: &Needs) -> Option<String> {
-        let (id, hostname) = (&needs.node_id, &needs.hostname);
+        let id = &needs.node_id;
         let is_there = |uuid| self.nodes.contains_key(&uuid);
         if !id.is_empty() && !id.uuid().is_some_and(is_there) {
             return Some(format!("no node {} is connected", excerpt(id)));
         }
-        let is_called = hostname.is_empty() || self.nodes.values().any(|node| node.is_called(hostname));
-        (!is_called).then(|| format!("no connected node has the host name {}", excerpt(hostname)))
+        let suits = |(uuid, node): &(&Uuid, &Candidate)| {
+            if id.is_empty() {
+                node.roles.contains(needs.role())
+            } else {
+                *id == **uuid
+            }
+        };
+        let named = self.nodes.iter().filter(suits);
+        let what = needs
+            .lacking(named.map(|(_, node)| (node.hostname.as_str(), &node.labels)))?
+            .what;
+        Some(if id.is_empty() {
+            format!("no connected node has {what}")
+        } else {
+            format!("node {} does not have {what}", excerpt(id))
+        })
     }
 
     /// Makes an allocation on this node, if it accepts a START now and this one fits.
@@ -318,15 +331,10 @@ impl Candidate {
         }
     }
 
-    /// True if it has this host name, in upper or lower case. Every node has the empty name.
-    fn is_called(&self, hostname: &str) -> bool {
-        hostname.is_empty() || hostname.eq_ignore_ascii_case(&self.hostname)
-    }
-
-    /// True if the node has the UUID, host name, type and room that a START requires.
+    /// True if the node has the UUID, host name, labels, type and room that a START requires.
     fn suits(&self, uuid: Uuid, needs: &Needs) -> bool {
         (needs.node_id.is_empty() || needs.node_id == uuid)
-            && self.is_called(&needs.hostname)
+            && needs.admit(&self.hostname, &self.labels)
             && self.roles.contains(needs.role())
             && self.room.holds(Room::needed(needs))
     }

@@ -241,10 +241,21 @@ fn an_agent_of_both_kinds_is_one_node() {
     );
 }
 
+fn describe(placement: &mut Placement, node: u128, hostname: &str) {
+    let hostname = hostname.to_owned();
+    placement.describe(
+        uuid(node),
+        &Ready {
+            hostname,
+            ..Ready::default()
+        },
+    );
+}
+
 #[test]
 fn a_uuid_or_a_name_selects_the_node() {
     let mut placement = nodes(Policy::Opportunistic, &[8, 8, 8]);
-    placement.hostname(uuid(3), "other");
+    describe(&mut placement, 3, "other");
     let called = |hostname: &str| Needs {
         hostname: hostname.into(),
         ..needs(1)
@@ -277,7 +288,7 @@ fn a_uuid_or_a_name_selects_the_node() {
         Verdict::NoRoom
     );
     let long = "x".repeat(MAX_HOSTNAME + 1);
-    placement.hostname(uuid(1), &long);
+    describe(&mut placement, 1, &long);
     assert_eq!(
         placement.place(&called(&long), None, &Siblings::new()),
         Verdict::NoRoom
@@ -285,9 +296,70 @@ fn a_uuid_or_a_name_selects_the_node() {
 }
 
 #[test]
+fn a_start_runs_on_a_node_with_all_its_labels() {
+    let mut placement = nodes(Policy::Opportunistic, &[8, 8, 8]);
+    let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    for (node, labels) in [
+        (1, vec![label("rack", "1"), label("zone", "a")]),
+        (2, vec![label("zone", "a"), label("disk", "ssd")]),
+        (3, vec![label("zone", "b"), label("disk", "ssd")]),
+    ] {
+        let labels = labels.into_iter().collect();
+        placement.ready(uuid(node), &Ready { labels, ..ready(8) });
+    }
+    let wants = |labels: &[(&str, &str)]| Needs {
+        labels: labels.iter().map(|(key, value)| label(key, value)).collect(),
+        ..needs(1)
+    };
+    assert_eq!(
+        [0; 3].map(|_| place(&mut placement, &wants(&[("zone", "a")]))),
+        [1, 2, 1]
+    );
+    let both = wants(&[("disk", "ssd"), ("zone", "a")]);
+    assert_eq!([0; 2].map(|_| place(&mut placement, &both)), [2, 2]);
+    for (labels, why) in [
+        (
+            &[("zone", "c")][..],
+            Some("no connected node has the label zone=c"),
+        ),
+        (
+            &[("zone", "a"), ("disk", "tape")],
+            Some("no connected node has the label disk=tape"),
+        ),
+        (
+            &[("disk", "ssd"), ("rack", "1"), ("zone", "b")],
+            Some("no connected node has the label disk=ssd and the label rack=1 and the label zone=b"),
+        ),
+        (&[("zone", "a")], None),
+        (&[], None),
+    ] {
+        assert_eq!(placement.missing(&wants(labels)).as_deref(), why);
+    }
+    let on_one = Needs {
+        node_id: uuid(1).into(),
+        ..both.clone()
+    };
+    let why = format!("node {} does not have the label disk=ssd", uuid(1));
+    assert_eq!(placement.missing(&on_one), Some(why));
+    let of_network = Needs {
+        network_node: true,
+        ..wants(&[("zone", "a")])
+    };
+    let why = "no connected node has the label zone=a";
+    assert_eq!(placement.missing(&of_network).as_deref(), Some(why));
+    assert_eq!(
+        placement.place(&wants(&[("zone", "c")]), None, &Siblings::new()),
+        Verdict::NoRoom
+    );
+    // A label that the node does not have any more.
+    placement.ready(uuid(2), &ready(8));
+    assert_eq!(placement.place(&both, None, &Siblings::new()), Verdict::NoRoom);
+}
+
+#[test]
 fn nodes_of_one_name_take_turns() {
     let mut placement = nodes(Policy::Strict, &[8, 1, 8, 8]);
-    placement.hostname(uuid(3), "other");
+    describe(&mut placement, 3, "other");
     let called = Needs {
         hostname: "host-a".into(),
         ..needs(2)
@@ -392,7 +464,7 @@ proptest! {
                 }
                 3 => {
                     let name = format!("host-{}", mem_mb % 3);
-                    placement.hostname(node, &name);
+                    placement.describe(node, &Ready { hostname: name.clone(), ..Ready::default() });
                     let mut named = open.iter_mut().filter(|(other, ..)| *other == node);
                     named.by_ref().for_each(|(_, _, old)| old.clone_from(&name));
                 }

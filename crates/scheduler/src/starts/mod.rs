@@ -758,7 +758,7 @@ impl Starts {
     }
 
     /// Handles the status of a node. `ready` has the room of a node that is READY, and may have the host
-    /// name of one in maintenance.
+    /// name and the labels of one in maintenance.
     pub(crate) fn handle_status(
         &mut self,
         out: &mut Out<'_, '_>,
@@ -775,7 +775,7 @@ impl Starts {
             Status::MAINTENANCE => {
                 self.placement.resume(node, Suspension::Evacuating);
                 if let Some(ready) = ready {
-                    self.placement.hostname(node, &ready.hostname);
+                    self.placement.describe(node, ready);
                 }
             }
             // A node that goes offline ends its evacuation.

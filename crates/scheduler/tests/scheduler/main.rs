@@ -176,6 +176,7 @@ pub fn ready(node: Uuid, mem_mb: i64) -> Ready {
         cpus_online: 8,
         networks: Vec::new(),
         hostname: format!("host-{node}"),
+        ..Ready::default()
     }
 }
 

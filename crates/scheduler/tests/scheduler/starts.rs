@@ -6,7 +6,8 @@ use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status, Trace};
 use ssntp::transport::Limits;
 use ssntp_payload::{
-    Evacuate, InstanceState, Start, StartFailure, StartFailureReason as Reason, Stats, Storage,
+    Evacuate, InstanceState, Maintenance, Ready, Start, StartFailure, StartFailureReason as Reason, Stats,
+    Storage,
 };
 use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;
@@ -73,12 +74,14 @@ fn a_misspelt_node_is_named_in_the_failure() {
     let cluster = Cluster::opportunistic();
     let mut controller = cluster.controller();
     let _node = cluster.node(1000, &mut [&mut controller]);
-    let changes: [fn(&mut Start); 3] = [
+    let changes: [fn(&mut Start); 4] = [
+        |start| start.requirements.labels = [("zone".to_owned(), "c".to_owned())].into(),
         |start| start.requirements.node_id = "rack1".into(),
         |start| start.requirements.hostname = "elsewhere".into(),
         |start| start.requirements.mem_mb = 1001,
     ];
     let details = [
+        "no connected node has the label zone=c",
         "no node rack1 is connected",
         "no connected node has the host name elsewhere",
         "",
@@ -90,6 +93,47 @@ fn a_misspelt_node_is_named_in_the_failure() {
         let failure = expect_failure(&mut controller, &start, Reason::FullCloud);
         assert_eq!(failure.detail, detail);
     }
+}
+
+#[test]
+fn a_start_runs_on_a_node_that_has_the_labels_that_it_requires() {
+    let cluster = Cluster::opportunistic();
+    let mut controller = cluster.controller();
+    let mut plain = cluster.node(1000, &mut [&mut controller]);
+    let mut labelled = cluster.node(1000, &mut [&mut controller]);
+    let zone = |zone: &str| [("zone".to_owned(), zone.to_owned())].into();
+    let of_a = Ready {
+        labels: zone("a"),
+        ..ready(labelled.uuid, 1000)
+    };
+    labelled.send_payload(&of_a);
+    labelled.expect_nothing();
+    let wanted = || {
+        let mut start = start(1);
+        start.requirements.labels = zone("a");
+        start
+    };
+    for _ in 0..3 {
+        start_on(&mut controller, &mut labelled, &wanted());
+    }
+    plain.expect_nothing();
+    // Its label is known also in maintenance, so the failure does not blame the label.
+    labelled.send_payload(&Maintenance { ready: Some(of_a) });
+    labelled.expect_nothing();
+    let start = wanted();
+    controller.send_payload(&start);
+    assert_eq!(
+        expect_failure(&mut controller, &start, Reason::FullCloud).detail,
+        ""
+    );
+    labelled.send_payload(&Maintenance {
+        ready: Some(ready(labelled.uuid, 1000)),
+    });
+    labelled.expect_nothing();
+    let start = wanted();
+    controller.send_payload(&start);
+    let failure = expect_failure(&mut controller, &start, Reason::FullCloud);
+    assert_eq!(failure.detail, "no connected node has the label zone=a");
 }
 
 fn controller_uuid() -> ssntp::payload::Id {

@@ -18,7 +18,7 @@ mod node;
 mod streams;
 mod volumes;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::time::UNIX_EPOCH;
 
@@ -137,6 +137,7 @@ fn settings() -> Settings {
         mem_mb: Some(1000),
         disk_mb: Some(10 * 1024),
         max_instances: 3,
+        labels: BTreeMap::new(),
         interval: Duration::from_secs(30),
         grace: Duration::from_secs(10),
         network: None,

@@ -395,6 +395,24 @@ fn full_and_ready_follow_the_capacity() {
 }
 
 #[test]
+fn the_labels_of_the_node_are_in_its_status_and_in_stats() {
+    let labels: BTreeMap<_, _> = [("zone".to_owned(), "a".to_owned())].into();
+    let mut stage = Stage::of(Settings {
+        labels: labels.clone(),
+        ..settings()
+    });
+    assert_eq!(stage.stats().labels, labels);
+    stage.send(&evacuate());
+    let maintenance: Maintenance = stage.next();
+    assert_eq!(maintenance.ready.unwrap().labels, labels);
+    stage.send(&start(ONE));
+    stage.send(&Restore {
+        workload_agent_uuid: NODE.into(),
+    });
+    assert_eq!(stage.next::<Ready>().labels, labels);
+}
+
+#[test]
 fn without_flags_the_machine_determines_the_capacity() {
     let mut stage = Stage::of(Settings {
         mem_mb: None,

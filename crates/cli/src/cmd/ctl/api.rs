@@ -34,6 +34,14 @@ pub(super) struct ApiArgs {
     token_file: Option<PathBuf>,
 }
 
+/// A refusal of the controller.
+pub(super) struct Refusal {
+    pub(super) code: u16,
+    /// The key of the body that is wrong, if it is one.
+    pub(super) at: String,
+    pub(super) failure: Failure,
+}
+
 /// A client of a controller daemon.
 pub(super) struct Api<'a> {
     args: &'a ApiArgs,
@@ -58,9 +66,10 @@ impl<'a> Api<'a> {
     /// answered it: it is away, or busy.
     pub(super) fn try_get(&self, path: &str) -> Result<Result<Value, Failure>, Failure> {
         match self.exchange("GET", path, None) {
-            Ok(Err((code, why))) if code < 500 => Err(why),
+            Ok(Err(refusal)) if refusal.code < 500 => Err(refusal.failure),
             Err(_) if self.stop.requested() => Err(self.stop.interrupted()),
-            Err(why) | Ok(Err((_, why))) => Ok(Err(why)),
+            Err(why) => Ok(Err(why)),
+            Ok(Err(refusal)) => Ok(Err(refusal.failure)),
             Ok(Ok(value)) => Ok(Ok(value)),
         }
     }
@@ -68,16 +77,17 @@ impl<'a> Api<'a> {
     /// Sends a request, and reads the JSON of its answer. Blocks for at most 30 seconds for the
     /// connection and again for the answer, or until a signal.
     pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
-        self.exchange(method, path, body)?.map_err(|(_, why)| why)
+        self.exchange(method, path, body)?
+            .map_err(|refusal| refusal.failure)
     }
 
-    /// The answer to a request, or the code and the reason of a refusal.
-    fn exchange(
+    /// The answer to a request. The outer error means that there is none.
+    pub(super) fn exchange(
         &self,
         method: &str,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Result<Value, (u16, Failure)>, Failure> {
+    ) -> Result<Result<Value, Refusal>, Failure> {
         let token = self.token()?.map(|token| format!("Bearer {token}"));
         let body = body.map(Value::to_string).unwrap_or_default();
         let mut connection = self.connect()?;
@@ -96,7 +106,7 @@ impl<'a> Api<'a> {
             200..300 => value
                 .map(Ok)
                 .map_err(|e| self.failed(format_args!("this is not the answer of a controller: {e}"))),
-            _ => Ok(Err((code, refused(code, &value.unwrap_or_default(), &body)))),
+            _ => Ok(Err(refused(code, &value.unwrap_or_default(), &body))),
         }
     }
 
@@ -171,16 +181,19 @@ fn is_local(address: &Address) -> bool {
     address.is_local() || matches!(address, Address::Tcp { host, .. } if host.is_empty())
 }
 
-fn refused(code: u16, value: &Value, body: &[u8]) -> Failure {
+fn refused(code: u16, value: &Value, body: &[u8]) -> Refusal {
     let why = match value["error"].as_str() {
         Some(why) => why.to_owned(),
         None => String::from_utf8_lossy(body).trim().chars().take(200).collect(),
     };
-    match value["at"].as_str() {
-        Some(at) if !why.starts_with(at) => Failure::new(format!("{at}: {why}")),
-        _ if why.is_empty() => Failure::new(format!("the controller answers with the code {code}")),
-        _ => Failure::new(why),
-    }
+    let at = value["at"].as_str().unwrap_or_default().to_owned();
+    let failure = Failure::new(match at.as_str() {
+        _ if why.is_empty() => format!("the controller answers with the code {code}"),
+        "" => why,
+        at if why.starts_with(at) => why,
+        at => format!("{at}: {why}"),
+    });
+    Refusal { code, at, failure }
 }
 
 #[cfg(test)]
@@ -191,7 +204,7 @@ mod tests {
     fn a_refusal_names_the_fault_and_its_place() {
         let plain = |code, text: &str| {
             let value = serde_json::from_str(text).unwrap_or_default();
-            refused(code, &value, text.as_bytes()).plain().unwrap().to_owned()
+            refused(code, &value, text.as_bytes()).failure.to_string()
         };
         assert_eq!(
             plain(400, r#"{"error": "it is 0", "at": "count"}"#),

@@ -24,7 +24,7 @@ pub(super) fn node(node: &Node) -> Value {
         "status": node.status.as_str(), "seen": node.seen.map(time), "hostname": stats.hostname,
         "mem_total_mb": stats.mem_total_mb, "mem_available_mb": stats.mem_available_mb,
         "disk_total_mb": stats.disk_total_mb, "disk_available_mb": stats.disk_available_mb,
-        "load": stats.load, "cpus_online": stats.cpus_online, "networks": networks,
+        "load": stats.load, "cpus_online": stats.cpus_online, "networks": networks, "labels": stats.labels,
         "instances": node.instances, "foreign": stats.foreign,
     })
 }

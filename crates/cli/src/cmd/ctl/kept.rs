@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::value_parser;
 use serde_json::{Value, json};
+use ssntp::payload::yaml::Node;
 use ssntp::payload::{timestamp, yaml};
 use ssntp_controller::{Changed, Spec, encode};
 use uuid::Uuid;
@@ -119,8 +120,8 @@ pub(super) struct RemoveArgs {
 }
 
 impl FileArgs {
-    /// Reads and checks the workloads of all files.
-    fn specs(&self) -> Result<Vec<Spec>, Failure> {
+    /// Reads and checks the workloads of all files. Each has the place of its keys.
+    fn specs(&self) -> Result<Vec<(Spec, Place)>, Failure> {
         let mut specs = Vec::new();
         for path in &self.file {
             let wrong = |why: &dyn std::fmt::Display| Failure::usage(format!("{}: {why}", path.display()));
@@ -132,9 +133,15 @@ impl FileArgs {
                 let from = document.line;
                 let spec: Spec = yaml::decode(document.bytes)
                     .map_err(|e| wrong(&format_args!("in the document at line {from}: {e}")))?;
-                spec.check()
-                    .map_err(|e| wrong(&format_args!("workload {}: {e}", spec.name)))?;
-                specs.push(spec);
+                let place = Place {
+                    file: path.display().to_string(),
+                    line: from,
+                    document: document.bytes.to_vec(),
+                };
+                spec.check().map_err(|e| {
+                    Failure::usage(format!("{}: workload {}: {e}", place.of(&e.at), spec.name))
+                })?;
+                specs.push((spec, place));
             }
         }
         match specs.len() {
@@ -148,7 +155,7 @@ impl FileArgs {
 
     /// Applies all workloads or none. Returns the change of each.
     fn apply(&self, api: &Api<'_>, options: &Options, dry_run: bool) -> Result<Vec<Value>, Failure> {
-        let specs = self.specs()?;
+        let (specs, places): (Vec<_>, Vec<_>) = self.specs()?.into_iter().unzip();
         let mut body = serde_json::to_value(&specs).map_err(Failure::new)?;
         let mut path = format!("workloads?dry_run={}", u8::from(dry_run));
         if let Some(revision) = self.revision {
@@ -158,11 +165,44 @@ impl FileArgs {
             path = path.replace('?', &format!("/{}?revision={revision}&", one.name));
             body = body[0].take();
         }
-        let applied = rows(api.ask("PUT", &path, Some(&body))?);
+        let applied = rows(api.exchange("PUT", &path, Some(&body))?.map_err(|refusal| {
+            // With several workloads, the key follows the name of its workload.
+            let of = |spec: &Spec| match &specs[..] {
+                [_] => Some(refusal.at.as_str()),
+                _ => refusal.at.strip_prefix(&spec.name)?.strip_prefix('.'),
+            };
+            let mut found = specs
+                .iter()
+                .zip(&places)
+                .filter_map(|(spec, place)| Some(place.of(of(spec)?)));
+            match found.next().filter(|_| refusal.code == 400) {
+                Some(place) => Failure::new(format!("{place}: {}", refusal.failure)),
+                None => refusal.failure,
+            }
+        })?);
         for one in &applied {
             even_unread(print_either(options.json, one, in_words(one, dry_run)))?;
         }
         Ok(applied)
+    }
+}
+
+/// A workload's document in a file.
+struct Place {
+    file: String,
+    line: usize,
+    document: Vec<u8>,
+}
+
+impl Place {
+    /// `FILE:LINE:COLUMN` of a key, or of the innermost map around it that is there.
+    fn of(&self, key: &str) -> String {
+        let tree = Node::parse(&self.document, self.line, yaml::MAX_DOCUMENT_LEN);
+        let position = tree.map(|tree| {
+            let inner = |node, key| Node::get(node, key).unwrap_or(node);
+            key.split('.').fold(&tree, inner).position()
+        });
+        position.map_or(self.file.clone(), |position| format!("{}:{position}", self.file))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The columns of the tables that `ssntp ctl` prints for people.
 
+use std::collections::BTreeMap;
+
 use ssntp::payload::{BanEntry, Id, ServerEntry, Servers, SessionEntry};
 use ssntp_payload::{InstanceState, NodeStatus, TenantAddress, TenantEntry, TunnelStats};
 use ssntp_view::{Cnci, Instance, Node, View};
@@ -24,6 +26,7 @@ pub(super) const NODES: Columns<View, Node> = &[
 #[rustfmt::skip]
 pub(super) const NODE: Columns<View, Node> = &[
     ("host", |_, node| node.stats.hostname.clone()),
+    ("labels", |_, node| labels(&node.stats.labels)),
     ("type", |_, node| node_type(node).into()),
     ("status", |_, node| node_status(node)),
     ("cpus", |_, node| with_unit(node.stats.cpus_online, "")),
@@ -51,7 +54,7 @@ pub(super) const INSTANCES: Columns<View, Instance> = &[
 #[rustfmt::skip]
 pub(super) const INSTANCE: Columns<View, Instance> = &[
     ("name", |_, instance| instance.stats.name.clone()),
-    ("labels", |_, instance| joined(instance.stats.labels.iter().map(|(key, value)| format!("{key}={value}")))),
+    ("labels", |_, instance| labels(&instance.stats.labels)),
     ("state", instance_state),
     ("end", |_, instance| end(instance)),
     ("detail", |_, instance| instance.stats.detail.clone()),
@@ -223,6 +226,10 @@ fn public_ips(cnci: &Cnci) -> String {
     let each = cnci.public_ips.iter();
     let each = each.map(|(public_ip, to)| format!("{public_ip} → {}", short(to.instance.as_str())));
     each.collect::<Vec<_>>().join(", ")
+}
+
+fn labels(labels: &BTreeMap<String, String>) -> String {
+    joined(labels.iter().map(|(key, value)| format!("{key}={value}")))
 }
 
 fn hostname<'a>(view: &'a View, instance: &Instance) -> &'a str {

@@ -21,8 +21,8 @@ use clap::value_parser;
 use ssntp::payload::yaml::{Document, Node};
 use ssntp::payload::{Payload, yaml};
 use ssntp_controller::{StartKeys, check_start};
-use ssntp_payload::{MAX_LABELS, check_label, check_name};
 use ssntp_payload::{Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType};
+use ssntp_payload::{check_labels, check_name, parse_label};
 use uuid::Uuid;
 
 use crate::choice::{Choices, one_of};
@@ -47,6 +47,9 @@ pub(super) struct WorkloadArgs {
     /// The node on which it must run
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
+    /// A label that its node must have; may be given several times
+    #[arg(long = "constraint", value_name = "KEY=VALUE", value_parser = parse_label)]
+    constraint: Vec<(String, String)>,
     /// Keep the instance when it stops, so that it can be restarted
     #[arg(long)]
     persistent: bool,
@@ -82,7 +85,7 @@ pub(super) struct WorkloadArgs {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// A label to find it by; may be given several times
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     labels: Vec<(String, String)>,
     /// The directory in which it starts [default: the agent's choice]
     #[arg(long, value_name = "DIR")]
@@ -114,12 +117,6 @@ fn instance(text: &str) -> Result<Uuid, String> {
 fn variable(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
-}
-
-fn label(text: &str) -> Result<(String, String), &'static str> {
-    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
-    check_label(key, value)?;
-    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// The longest environment file, in bytes. A START with more would be too long.
@@ -216,7 +213,7 @@ impl WorkloadArgs {
         }
     }
 
-    /// Sets the count, the name and the labels of the command line.
+    /// Sets the count, the name, the labels and the constraint of the command line.
     fn set_names(&self, workload: &mut Workload) -> Result<(), Failure> {
         workload.count = self.count;
         let start = &mut workload.payload.start;
@@ -224,9 +221,10 @@ impl WorkloadArgs {
             start.name.clone_from(name);
         }
         start.labels.extend(self.labels.iter().cloned());
-        if start.labels.len() > MAX_LABELS {
-            return Err(Failure::usage(format!("more than {MAX_LABELS} labels")));
-        }
+        let constraint = &mut start.requirements.labels;
+        constraint.extend(self.constraint.iter().cloned());
+        let checked = check_labels(constraint).and(check_labels(&start.labels));
+        checked.map_err(Failure::usage)?;
         // The last instance has the longest name, so the others fit if it does.
         let name = called(&start.name, workload.count, workload.count);
         if name.is_empty() {

@@ -496,6 +496,44 @@ fn a_workload_is_spread_and_leaves_an_evacuated_node_one_instance_after_the_othe
 }
 
 #[test]
+fn a_workload_runs_on_nodes_with_its_labels_and_a_label_that_no_node_has_is_refused_with_its_line() {
+    let mut cluster = Cluster::new("--state scheduler-state");
+    cluster.agent("--label zone=a --label disk=ssd");
+    let kept = Kept::with(cluster, 2);
+    let file = |zone: &str| {
+        let text = format!(
+            "name: db\ncount: 0\nstart: {{command: [a]}}\n---\nname: web\ncount: 2\nstart:\n  command: [sleep, \"1000\"]\n  \
+             mem_mb: 8\n  constraint:\n    zone: {zone}\nupdate: {{healthy_s: 0}}\n"
+        );
+        fs::write(kept.cluster.path("web.yaml"), text).unwrap();
+    };
+    file("c");
+    // The controller refuses nothing until all nodes have reported to it.
+    kept.comes("the label is refused", || {
+        let diff = kept.words(&words("ctl diff -f web.yaml"));
+        let why = "web.yaml:11:5: web.start.constraint: no node has the label zone=c";
+        let is_so = diff.code == Some(2) && diff.stderr.contains(why);
+        is_so.then_some(()).ok_or(format!("{diff:?}"))
+    });
+    assert_eq!(kept.words(&words("ctl apply -f web.yaml")).code, Some(1));
+    file("a");
+    kept.done("apply -f web.yaml");
+    kept.settles(2, 1000);
+    let nodes = kept.done("nodes").remove(0);
+    let of_a = |node: &&Value| node["labels"]["zone"] == "a";
+    let node = nodes.as_array().unwrap().iter().find(of_a).unwrap()["uuid"].clone();
+    let instances = kept.instances();
+    assert!(instances.iter().all(|one| one["node"] == node), "{instances:#?}");
+    let start = "ctl start --constraint zone=c --constraint disk=ssd -- sleep 9";
+    let refused = kept.words(&words(start));
+    let why = "no connected node has the label zone=c";
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains(why),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn a_change_with_an_old_revision_is_refused() {
     let kept = Kept::new(0);
     let apply = |count: usize, more: &str| {

@@ -1,0 +1,68 @@
+//! What the spec of a workload requires of its nodes, and no node has. It is refused before a START could
+//! fail for it.
+
+use ssntp_cluster::Needs;
+use ssntp_http::Refused;
+use ssntp_view::{Node, View};
+
+use super::programs::unavailable;
+use crate::model::Spec;
+use crate::source::Source;
+
+/// Checks new templates. Nodes that are away count, because they may return.
+pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> {
+    let (kept, view) = (source.kept(), source.picture().map_err(unavailable)?.view);
+    // Until all nodes have reported, it is not known what they have.
+    for spec in specs.iter().filter(|_| view.is_complete()) {
+        let known = kept.state.workloads.get(&spec.name);
+        let mut templates = known.into_iter().flat_map(|known| &known.versions);
+        let is_known = templates.any(|version| version.template == spec.template());
+        // A spec whose numbers are invalid is refused for them.
+        let needs = Needs::of(&spec.start).ok().filter(|_| !is_known);
+        if let Some((key, why)) = needs.and_then(|needs| lacking(&view, &needs)) {
+            let of = if specs.len() > 1 {
+                format!("{}.", spec.name)
+            } else {
+                String::new()
+            };
+            return Err(Refused::at(400, format!("{of}start.{key}"), why));
+        }
+    }
+    Ok(())
+}
+
+/// The first key that no node can satisfy, and the reason.
+fn lacking(view: &View, needs: &Needs) -> Option<(&'static str, String)> {
+    let id = &needs.node_id;
+    let is_of_role = |node: &&Node| {
+        if needs.network_node {
+            node.network
+        } else {
+            node.compute
+        }
+    };
+    let named = view.nodes().filter(|node| id.is_empty() || *id == node.uuid);
+    if !id.is_empty() && named.clone().next().is_none() {
+        return Some(("node", format!("there is no node with the UUID {id}")));
+    }
+    let nodes = named.filter(is_of_role).map(|node| &node.stats);
+    if let Some(lacking) = needs.lacking(nodes.clone().map(|node| (node.hostname.as_str(), &node.labels))) {
+        let key = if lacking.is_label {
+            "constraint"
+        } else {
+            "hostname"
+        };
+        return Some((key, format!("no node has {}", lacking.what)));
+    }
+    // A node that does not know its memory tells -1.
+    let most = nodes
+        .map(|node| node.mem_total_mb)
+        .min_by_key(|mb| (*mb >= 0, -mb))?;
+    (0..needs.mem_mb).contains(&most).then(|| {
+        let why = format!(
+            "no node has {} MB of memory: the largest has {most} MB",
+            needs.mem_mb
+        );
+        ("mem_mb", why)
+    })
+}
