@@ -137,7 +137,7 @@ pub mod transport {
     pub use ssntp_transport::tls::{CertificateFault, TlsError};
     pub use ssntp_transport::{
         Address, AddressError, BudgetFigures, DispatcherFigures, KeepAlive, Limits, PeerAddress,
-        ProcessFigures, Target, TcpOptions,
+        ProcessFigures, Target, TcpOptions, now,
     };
 }
 pub use ssntp_pki as pki;

@@ -20,7 +20,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use uuid::Uuid;
 
 use crate::proto::{Exchange, Frame, FrameKind, Step, content};
-use ssntp_transport::{cut, excerpt};
+use ssntp_transport::{cut, excerpt, remaining};
 
 /// The longest reason of a refusal, in bytes.
 const MAX_REASON: usize = 256;
@@ -165,7 +165,7 @@ pub struct Awaited {
 impl Awaited {
     /// Waits for the answer until `deadline`, which ends the time `limit` of the caller.
     pub(super) fn wait(self, deadline: Instant, limit: Duration) -> Answer {
-        match self.answer.recv_deadline(deadline) {
+        match self.answer.recv_timeout(remaining(deadline)) {
             Ok(answer) => answer,
             // An answer that arrives later is counted as late.
             Err(RecvTimeoutError::Timeout) => Err(RequestError::TimedOut(limit)),

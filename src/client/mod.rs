@@ -130,7 +130,7 @@ pub use self::handle::ClientHandle;
 pub use self::join::{Join, JoinError, NodeFiles};
 use crate::proto::Frame;
 pub use crate::request::{Request, RequestError};
-use ssntp_transport::{deadline, locked, threads};
+use ssntp_transport::{deadline, locked, remaining, threads};
 
 /// A running client. It receives events, and derefs to its [`ClientHandle`].
 ///
@@ -253,7 +253,7 @@ impl Client {
     pub fn recv_frame_timeout(&self, limit: Duration) -> Result<Frame, RecvError> {
         let deadline = deadline(limit);
         loop {
-            match self.events.recv_deadline(deadline) {
+            match self.events.recv_timeout(remaining(deadline)) {
                 Ok(ClientEvent::Frame(frame)) => return Ok(frame),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => return Err(RecvError::Empty),

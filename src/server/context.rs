@@ -35,7 +35,9 @@ impl Context<'_> {
         self.state.environment.own.uuid
     }
 
-    /// The time of the event that is being handled, so that handlers need no clock.
+    /// The time of the event that is being handled, so that handlers need no clock. It comes from
+    /// [`transport::now`](crate::transport::now), which also counts while the host is suspended, so compare no
+    /// `Instant::now()` with it.
     pub fn now(&self) -> Instant {
         self.state.time.now
     }

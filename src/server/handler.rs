@@ -73,7 +73,7 @@ pub trait Handler: Any + Send {
     fn stopping(&mut self, _cx: &mut Context<'_>) {}
 
     /// The time of the next call of [`timer`](Self::timer). The server calls this after every other call
-    /// of the handler.
+    /// of the handler. Count from [`Context::now`].
     fn next_timer(&self) -> Option<Instant> {
         None
     }

@@ -11,14 +11,14 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, at, bounded, never, select, unbounded};
+use crossbeam_channel::{Receiver, Sender, after, bounded, never, select, unbounded};
 use log::{info, warn};
 
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent, ClientHandle};
 use ssntp::proto::Frame;
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{LogLimit, now};
+use ssntp_transport::{LogLimit, nap, now};
 
 /// The maximum number of requests that wait in the loop's channel. Threads that call at the same moment may
 /// exceed it by one each.
@@ -160,7 +160,7 @@ fn run<S: Service>(
     service.handle(uplink, Event::Begun);
     loop {
         // Computed for each event, because any event may change it.
-        let due = service.deadline().map_or_else(never, at);
+        let due = service.deadline().map_or_else(never, |at| after(nap(at)));
         let event = select! {
             recv(uplink.client.events()) -> event => match event {
                 Ok(ClientEvent::Connected(server)) => {

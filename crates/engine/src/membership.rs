@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{deadline, locked, now};
+use ssntp_transport::{deadline, locked, now, remaining};
 
 use crate::engine::{Answer, Engine, EngineError, Request, When};
 use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
@@ -172,10 +172,10 @@ impl Documents {
         };
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(WRITING);
-        let sent = self.requests.send_deadline(request(reply), end);
+        let sent = self.requests.send_timeout(request(reply), remaining(end));
         // The thread does not have the request, so it is not carried out.
         sent.map_err(|e| EngineError::Refused(why(matches!(e, SendTimeoutError::Disconnected(_)))))?;
-        let answer = answer.recv_deadline(end);
+        let answer = answer.recv_timeout(remaining(end));
         answer.map_err(|e| EngineError::Away(why(e == RecvTimeoutError::Disconnected)))?
     }
 }
@@ -205,7 +205,7 @@ fn serve(
             published.clone_from(machine.view());
             publish(&published);
         }
-        let request = requests.recv_deadline(at);
+        let request = requests.recv_timeout(remaining(at));
         // Documents that wait are not written, so that leaving takes no longer with many of them.
         if shared.leaves.load(Ordering::Acquire) {
             break;
@@ -343,7 +343,10 @@ mod tests {
         let left = now();
         let leading = wait(&others, |view| view.acts(now()).is_some());
         assert!(leading.leader.unwrap().token > following.leader.unwrap().token);
-        println!("the next one leads {:?} after the first has left", left.elapsed());
+        println!(
+            "the next one leads {:?} after the first has left",
+            ssntp_transport::elapsed(left)
+        );
         engine.fail(Some(EngineError::Full("full".to_owned())));
         let away = wait(&others, |view| view.away.is_some());
         assert_eq!((away.leader, away.members.len()), (leading.leader, 1));

@@ -73,8 +73,8 @@ pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};
 pub use self::histogram::Histogram;
 pub use self::host::{
-    NEVER, ProcessFigures, Room, after, deadline, descriptors, left, locked, locked_again, memory_for_queues,
-    nanoseconds, now, since_1970, threads, wall_clock,
+    NEVER, ProcessFigures, Room, after, deadline, descriptors, elapsed, left, locked, locked_again,
+    memory_for_queues, nanoseconds, nap, now, remaining, since_1970, threads, wall_clock,
 };
 pub use self::link::{
     Incoming, LastWrites, Link, LinkConfig, Next, Sink, Writing, Wrote, end_reason, silent_peer,

@@ -19,7 +19,7 @@ use crate::view::View;
 use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
 use ssntp::proto::{Event, Frame};
 use ssntp_payload::NewLeader;
-use ssntp_transport::{LogLimit, excerpt, locked, locked_again, now, wall_clock};
+use ssntp_transport::{LogLimit, excerpt, locked, locked_again, nap, now, wall_clock};
 
 /// The log target of this crate.
 const LOG: &str = "ssntp::controller";
@@ -84,9 +84,9 @@ impl Shared {
             let check_at = locked(&self.state).orders.next_deadline();
             let event = match check_at {
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                // `recv_deadline` prefers an event, and there may always be one.
+                // A wait prefers an event, and there may always be one.
                 Some(at) if at <= now() => Err(RecvTimeoutError::Timeout),
-                Some(at) => events.recv_deadline(at),
+                Some(at) => events.recv_timeout(nap(at)),
             };
             match event {
                 Ok(ClientEvent::Frame(frame)) if frame.kind().is_of_streams() => self.streams.frame(&frame),

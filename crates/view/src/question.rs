@@ -12,7 +12,7 @@ use crate::error::CommandError;
 use ssntp::client::Client;
 use ssntp::payload::{self, InvalidFrameType, Payload};
 use ssntp::proto::{ErrorCode, Frame, FrameKind};
-use ssntp_transport::{deadline, locked};
+use ssntp_transport::{deadline, locked, remaining};
 
 /// The reason why a question has no answer.
 #[derive(Clone, Debug, Error)]
@@ -158,7 +158,7 @@ impl OpenQuestion {
         mut late: AskError,
     ) -> Result<A, AskError> {
         loop {
-            let answer = match self.answers.recv_deadline(deadline) {
+            let answer = match self.answers.recv_timeout(remaining(deadline)) {
                 Ok(answer) => A::decode(&answer?),
                 Err(e) if e.is_timeout() => return Err(late),
                 Err(_) => return Err(AskError::Lost),

@@ -62,7 +62,7 @@ use crate::request::{Awaited, Outstanding, RequestError};
 use crate::silence::LOOKS;
 use crate::wire::Decoder;
 use ssntp_pki::{CertificateDer, Identity};
-use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline, locked};
+use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline, locked, nap};
 
 /// The next thing that the owner of a [`ClientCore`] has to do.
 #[derive(Debug)]
@@ -326,7 +326,7 @@ impl ClientCore {
             select.recv(&session.drain_requests);
         }
         match until {
-            Some(until) => drop(select.ready_deadline(until)),
+            Some(until) => drop(select.ready_timeout(nap(until))),
             None => drop(select.ready()),
         }
     }

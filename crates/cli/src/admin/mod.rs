@@ -39,7 +39,7 @@ use crate::daemon::{self, StartPages};
 use crate::failure::Failure;
 use crate::output::print_either;
 use crate::settings::Problems;
-use ssntp_transport::now;
+use ssntp_transport::{elapsed, now};
 
 /// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug, clap::Args)]
@@ -121,7 +121,7 @@ impl AdminArgs {
             snapshot.show("daemon", name);
             snapshot.show("version", env!("CARGO_PKG_VERSION"));
             snapshot.show("pid", std::process::id());
-            snapshot.show("uptime_seconds", began.elapsed().as_secs());
+            snapshot.show("uptime_seconds", elapsed(began).as_secs());
             snapshot.show("listening", &listening);
             snapshot.show("features", FEATURES);
             noted.add_to(&mut snapshot);

@@ -12,7 +12,7 @@ use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp::server::Filter;
 use ssntp::{Bytes, Role};
-use ssntp_transport::{now, threads};
+use ssntp_transport::{elapsed, now, threads};
 
 use super::operands::{self, senders};
 use crate::application::Applications;
@@ -225,7 +225,7 @@ impl Sending<'_> {
                 // add up.
                 #[expect(clippy::cast_precision_loss, reason = "a pace need not be exact")]
                 let due = Duration::try_from_secs_f64(sent as f64 / rate).unwrap_or(Duration::MAX);
-                self.pause(due.saturating_sub(began.elapsed()))?;
+                self.pause(due.saturating_sub(elapsed(began)))?;
             }
             let frame = Frame::with_payload(self.kind, payload);
             let frame = self.traced(
@@ -283,11 +283,11 @@ impl Sending<'_> {
         let began = now();
         let mut told = false;
         loop {
-            let there = self.ask(&Question::sessions(role), limit.saturating_sub(began.elapsed()))?;
+            let there = self.ask(&Question::sessions(role), limit.saturating_sub(elapsed(began)))?;
             match there {
                 Ok(None) => return Err(self.does_not_tell()),
                 Ok(Some(1..)) => return Ok(()),
-                _ if began.elapsed() >= limit => {
+                _ if elapsed(began) >= limit => {
                     let (role, seconds) = (one_of(role), limit.as_secs_f64());
                     return Err(Failure::new(format!("no {role} has connected in {seconds} s")));
                 }
@@ -362,7 +362,7 @@ impl Sending<'_> {
                 Err(unsent) if matches!(unsent.fault(), SendFault::Full) => frame = unsent.into_frame(),
                 Err(unsent) if self.args.lines && matches!(unsent.fault(), SendFault::NotConnected) => {
                     let limit = Duration::from(self.args.timeout);
-                    if began.elapsed() >= limit {
+                    if elapsed(began) >= limit {
                         return Err(connection::unanswered(&self.watch.client.handle(), limit));
                     }
                     frame = unsent.into_frame();
@@ -379,7 +379,7 @@ impl Sending<'_> {
     /// Takes events for this long.
     fn pause(&mut self, time: Duration) -> Result<(), Failure> {
         let began = now();
-        while self.take_one(time.saturating_sub(began.elapsed()))? {}
+        while self.take_one(time.saturating_sub(elapsed(began)))? {}
         Ok(())
     }
 
@@ -429,11 +429,11 @@ impl Sending<'_> {
         let (began, limit) = (now(), Duration::from(self.args.timeout));
         while self.taken < self.sent {
             if self.watch.client.is_connected() {
-                self.confirm(limit.saturating_sub(began.elapsed()))?;
+                self.confirm(limit.saturating_sub(elapsed(began)))?;
             } else {
                 self.pause(STEP / 4)?;
             }
-            if self.taken < self.sent && began.elapsed() >= limit {
+            if self.taken < self.sent && elapsed(began) >= limit {
                 let (seconds, lost, sent) = (limit.as_secs_f64(), self.sent - self.taken, self.sent);
                 return Err(Failure::new(format!(
                     "the server has not taken all frames in {seconds} s: up to {lost} of {sent} are lost"

@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::model::{Spec, State};
 use crate::reconcile::{Applied, Refused, RolloutOrder, Status};
 use crate::store::{Follow, History, Reading, StoreError};
-use ssntp_transport::deadline;
+use ssntp_transport::{deadline, remaining};
 use ssntp_view::Controller;
 
 /// The maximum number of calls that wait for the thread.
@@ -151,8 +151,10 @@ impl Handle {
             request,
             reply,
         };
-        let sent = self.calls.send_deadline(call, end);
+        let sent = self.calls.send_timeout(call, remaining(end));
         sent.map_err(|e| missing(e.is_timeout()))?;
-        answer.recv_deadline(end).map_err(|e| missing(e.is_timeout()))?
+        answer
+            .recv_timeout(remaining(end))
+            .map_err(|e| missing(e.is_timeout()))?
     }
 }

@@ -17,7 +17,7 @@ use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::Store;
 use ssntp::proto::ErrorCode;
 use ssntp_payload::{Delete, Requirements, Start, StartFailureReason, VmType};
-use ssntp_transport::{excerpt, now};
+use ssntp_transport::{elapsed, excerpt, now};
 use ssntp_view as cluster;
 use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
 
@@ -113,12 +113,12 @@ impl Run {
                     Err(_) => return,
                 },
                 recv(stopped) -> _ => return,
-                default(due.saturating_sub(self.began.elapsed())) => {}
+                default(due.saturating_sub(elapsed(self.began))) => {}
             }
-            if self.began.elapsed() >= due {
+            if elapsed(self.began) >= due {
                 self.reconcile();
                 self.publish();
-                (last, has_news) = (self.began.elapsed(), false);
+                (last, has_news) = (elapsed(self.began), false);
             }
         }
     }
@@ -146,7 +146,7 @@ impl Run {
             let known = &self.core.state().instances;
             let noted = event(&change, self.is_complete, |instance| known.contains_key(instance));
             if let Some(event) = noted {
-                self.rows.add(event, self.began.elapsed(), &mut notes);
+                self.rows.add(event, elapsed(self.began), &mut notes);
             }
         }
         self.note(notes);
@@ -304,7 +304,7 @@ impl Run {
 
     fn now(&self) -> Now {
         Now {
-            elapsed: self.began.elapsed(),
+            elapsed: elapsed(self.began),
             unix_ms: unix_ms(),
         }
     }

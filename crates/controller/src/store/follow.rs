@@ -17,7 +17,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use super::error::StoreError;
 use super::history::{History, MAX_ROWS, Query};
 use crate::model::Row;
-use ssntp_transport::deadline;
+use ssntp_transport::{deadline, remaining};
 
 /// A reader of the history that waits for new rows.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Follow {
                 self.last = row.id;
                 return Ok(Some(row));
             }
-            match self.commits.recv_deadline(end) {
+            match self.commits.recv_timeout(remaining(end)) {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => return Err(StoreError::Closed),

@@ -11,7 +11,7 @@ use super::error::{Fault, StoreError};
 use super::schema;
 use super::shared::{Job, Limits, Shared, identity};
 use crate::clock::unix_ms;
-use ssntp_transport::{locked, now};
+use ssntp_transport::{elapsed, locked, now};
 
 const LOG: &str = "ssntp::controller";
 
@@ -70,7 +70,7 @@ impl<'a> Owner<'a> {
             }
             self.commit(&group);
             let mut pruned = Ok(());
-            if self.pruned.elapsed() >= PRUNE {
+            if elapsed(self.pruned) >= PRUNE {
                 self.pruned = now();
                 pruned = self.prune(self.without_jump(unix_ms()));
             }
@@ -84,7 +84,7 @@ impl<'a> Owner<'a> {
     /// thread began. A clock that jumps forwards may be set back, but deleted rows are lost.
     pub(super) fn without_jump(&self, unix_ms: i64) -> i64 {
         let (began, at) = self.began;
-        let elapsed = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let elapsed = i64::try_from(elapsed(began).as_millis()).unwrap_or(i64::MAX);
         unix_ms.min(at.saturating_add(elapsed))
     }
 

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, TrySendError};
 
-use crate::host::{left, now};
+use crate::host::{nap, now};
 
 /// Both ends of a channel with room for `capacity` events.
 pub fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
@@ -156,8 +156,10 @@ impl<T> Queue<T> {
                 Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
                 Err(TryRecvError::Empty) => {}
             }
-            let left = deadline.map(left).transpose();
-            let left = left.map_err(|_| RecvTimeoutError::Timeout)?;
+            let left = deadline.map(nap);
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(RecvTimeoutError::Timeout);
+            }
             if is_announced {
                 match left {
                     Some(left) => std::thread::park_timeout(left),

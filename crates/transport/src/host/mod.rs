@@ -7,7 +7,7 @@
 //! | `procfs` | reading `/proc`, `/sys` and control groups |
 //! | `process` | [`ProcessFigures`]: the resources of the process |
 //! | `threads` | named threads with the right stack |
-//! | `deadline` | the end of a time limit |
+//! | `deadline` | the clock, and the end of a time limit |
 
 mod available_memory;
 mod capacity;
@@ -20,7 +20,9 @@ use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
 pub use self::available_memory::memory_for_queues;
 pub use self::capacity::{Room, descriptors};
-pub use self::deadline::{NEVER, after, deadline, left, nanoseconds, now, since_1970, wall_clock};
+pub use self::deadline::{
+    NEVER, after, deadline, elapsed, left, nanoseconds, nap, now, remaining, since_1970, wall_clock,
+};
 pub use self::process::ProcessFigures;
 
 /// Locks a mutex, also after a panic, for state that is usable then.

@@ -28,7 +28,7 @@
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
-    reason = "a process of its own, and the times of the supervisor"
+    reason = "a process of its own; a program is not blamed for the time for which its host is suspended"
 )]
 
 use std::fs::File;

@@ -9,7 +9,7 @@ use ssntp::Role;
 use ssntp::client::ClientHandle;
 use ssntp::payload::Payload;
 use ssntp::proto::FrameKind;
-use ssntp_transport::{now, threads};
+use ssntp_transport::{elapsed, now, threads};
 use ssntp_view::{AskError, CommandError, Controller, Node, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
@@ -320,7 +320,7 @@ impl Progress {
     }
 
     pub(super) fn note(&mut self, state: impl FnOnce() -> String) {
-        if std::io::stderr().is_terminal() && self.since.elapsed() >= PROGRESS_AFTER {
+        if std::io::stderr().is_terminal() && elapsed(self.since) >= PROGRESS_AFTER {
             let state = state();
             if state != self.noted {
                 note(format_args!("ssntp: waiting: {state}"));

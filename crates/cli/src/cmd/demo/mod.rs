@@ -45,7 +45,7 @@ use crate::failure::Failure;
 use crate::output::{note, print_line, printable};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
-use ssntp_transport::now;
+use ssntp_transport::{elapsed, now};
 
 /// Start a whole cluster on this machine, and show what it does
 ///
@@ -222,7 +222,7 @@ impl Demo {
         self.processes.end_one(&leader, Signal::KILL);
         self.say("{leader} was killed with SIGKILL")?;
         self.show(steps::NEXT_START)?;
-        self.set("{took}", format_args!("{:.1}", killed.elapsed().as_secs_f64()));
+        self.set("{took}", format_args!("{:.1}", elapsed(killed).as_secs_f64()));
         // The server that is asked may not know of the change yet.
         self.leader(&leader)?;
         self.say("{took} s after that the next START was done: {leader} leads")?;
@@ -290,7 +290,7 @@ impl Demo {
             self.say(steps::TO_TRY)?;
             limit = FOREVER;
         }
-        let left = limit.saturating_sub(self.began.elapsed());
+        let left = limit.saturating_sub(elapsed(self.began));
         match self
             .stop
             .poll(POLL, left, || self.processes.check().map(|()| None::<()>))
@@ -319,7 +319,7 @@ impl Demo {
 
     /// Prints a step that has been seen, with the values of its names. Lines after the first are its details.
     fn say(&self, text: &str) -> Result<(), Failure> {
-        let time = self.began.elapsed().as_secs_f64();
+        let time = elapsed(self.began).as_secs_f64();
         let text = self.filled(text);
         let lines: Vec<_> = text.lines().map(printable).collect();
         print_line(format_args!("{time:5.1} s  {}", lines.join("\n         ")))

@@ -10,7 +10,7 @@ use crossbeam_channel::Receiver;
 use serde_json::Value;
 use ssntp::client::{Client, Request, RequestError};
 use ssntp::proto::{Frame, FrameKind, Operands};
-use ssntp_transport::{locked, now, threads};
+use ssntp_transport::{elapsed, locked, now, threads};
 use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload, traced};
@@ -310,7 +310,7 @@ fn lost() -> Error {
 fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
     let began = now();
     match client.handle().wait_connected(Some(limit)) {
-        Ok(true) => Ok(limit.saturating_sub(began.elapsed())),
+        Ok(true) => Ok(limit.saturating_sub(elapsed(began))),
         Ok(false) => Err(Error::new("not_connected", "no session is established")),
         Err(why) => Err(Error::new("ended", why)),
     }
