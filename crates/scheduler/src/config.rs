@@ -110,9 +110,10 @@ impl SchedulerConfig {
         /// empty.
         configuration: impl Into<Bytes>;
 
-        /// The tokens and certificates of nodes that join: the scheduler carries out the commands of operators
-        /// about them. Give the server an [`Enrolment`](ssntp::server::Enrolment) with the same store. Default:
-        /// none; such commands are refused.
+        /// The tokens and certificates of nodes that join. If the server has an
+        /// [`Enrolment`](ssntp::server::Enrolment) with the same store, the scheduler carries out the commands of
+        /// operators about them, and refuses these commands otherwise. No node is admitted while the engine's
+        /// document with them was not read, so that no revoked certificate is. Default: none.
         enrolments: Enrolments;
     }
 

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::cluster::Cluster;
 use super::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use super::configuration::Configuration;
-use super::enrolment::{Clerk, refused};
+use super::enrolment::{Clerk, Enrolments, refused};
 use super::figures::SchedulerFigures;
 use super::following::{Following, Transferred};
 use super::joined::{JoinError, JoinedScheduler};
@@ -25,10 +25,10 @@ use super::tenants::TenantTable;
 use super::term::{Term, TermChange, is_linked, own_controllers};
 use ssntp::Role;
 use ssntp::payload::Servers;
-use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Run, Status};
+use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Refusal, Run, Status};
 use ssntp::server::{
-    CallError, ClusterHandler, Context, DisconnectReason, Federation, Filter, Handler, Rules, SendError,
-    Server, ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
+    CallError, ClusterHandler, Context, DisconnectReason, Federation, Filter, Handler, Newcomer, Rules,
+    SendError, Server, ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
 };
 use ssntp_cluster::refusal::Reason;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
@@ -110,7 +110,8 @@ impl Scheduler {
         for keeper in [self.configuration.keeper(), self.tenants.keeper()] {
             handles.extend(keeper.start().map_err(ServerError::Thread)?);
         }
-        let clerk = self.config.enrolments.clone().map(Clerk::start);
+        let clerk = self.config.enrolments.clone().filter(|_| server.has_issuer());
+        let clerk = clerk.map(Clerk::start);
         let (clerk, serves) = clerk.transpose().map_err(ServerError::Thread)?.unzip();
         handles.extend(serves);
         self.clerk = clerk;
@@ -585,6 +586,15 @@ impl Scheduler {
 }
 
 impl Handler for Scheduler {
+    fn admit(&mut self, _: &mut Context<'_>, newcomer: &Newcomer<'_>) -> Result<(), Refusal> {
+        // Only certificates that an issuer has issued are revoked by these records.
+        let may_be_revoked = Role::OF_NODES.contains(newcomer.certificate.roles);
+        let records = self.config.enrolments.as_ref().filter(|_| may_be_revoked);
+        records
+            .and_then(Enrolments::unknown)
+            .map_or(Ok(()), |why| Err(Refusal::postpone(why)))
+    }
+
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         // First, because a term that begins now is announced to this controller as well. So it waits
         // for the snapshot of the leader, and does not take the silence until there is one for an empty

@@ -18,7 +18,7 @@ use ssntp_scheduler::{EnrolmentFigures, Enrolments, Scheduler, SchedulerFigures}
 
 use super::{Figures, members};
 
-/// The pages of a scheduler. `records` are those of the nodes that join, if they may.
+/// The pages of a scheduler. `records` are those of the nodes that have joined, if it has some.
 pub(crate) fn of_scheduler(
     server: ServerHandle,
     membership: Weak<Membership>,
@@ -31,6 +31,7 @@ pub(crate) fn of_scheduler(
         snapshot.metrics.add(SCHEDULER, &figures);
         if let Some(records) = &records {
             snapshot.metrics.add(ENROLMENT, &records.figures());
+            snapshot.degraded.extend(records.fault());
         }
         let scheduler = json!({ "master": figures.master, "limits": figures.limits });
         snapshot.show("scheduler", scheduler);

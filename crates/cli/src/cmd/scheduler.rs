@@ -142,24 +142,27 @@ fn read_issuer(path: Option<&PathBuf>) -> Result<(Option<Issuer>, FilesRead), Fa
 }
 
 impl Args {
-    /// The store of tokens and certificates, and what lets nodes join with this issuer.
-    fn enrolment(&self, issuer: Issuer) -> Result<(Enrolments, Enrolment), Failure> {
-        let records = match &self.state {
-            Some(state) => Enrolments::in_directory(state).map_err(|e| Failure::at(state, e))?,
-            None if self.join.is_given() => Enrolments::default(),
-            None => {
-                return Err(Failure::usage(
-                    "--issuer needs --state, where the tokens are kept, or --join",
-                ));
-            }
-        };
+    /// The store of tokens and certificates. Also a scheduler that lets no node join refuses those that are
+    /// revoked.
+    fn records(&self) -> Result<Option<Enrolments>, Failure> {
+        match &self.state {
+            Some(state) => Enrolments::in_directory(state)
+                .map(Some)
+                .map_err(|e| Failure::at(state, e)),
+            None => Ok(self.join.is_given().then(Enrolments::default)),
+        }
+    }
+
+    /// What lets nodes join with this issuer.
+    fn enrolment(&self, issuer: Issuer, records: Option<&Enrolments>) -> Result<Enrolment, Failure> {
+        let none = || Failure::usage("--issuer needs --state, where the tokens are kept, or --join");
+        let records = records.ok_or_else(none)?;
         if self.node_lifetime < SHORTEST_LIFETIME {
             return Err(Failure::usage(
                 "--node-lifetime: a certificate lasts a minute or more",
             ));
         }
-        let enrolment = Enrolment::new(issuer, records.clone()).lifetime(self.node_lifetime);
-        Ok((records, enrolment))
+        Ok(Enrolment::new(issuer, records.clone()).lifetime(self.node_lifetime))
     }
 }
 
@@ -173,8 +176,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .given(args.state.as_ref(), SchedulerConfig::state);
     let issuer_file = args.issuer.clone().filter(|_| !args.no_join);
     let (issuer, of_issuer) = read_issuer(issuer_file.as_ref())?;
-    let enrolment = issuer.map(|issuer| args.enrolment(issuer)).transpose()?;
-    let (records, enrolment) = enrolment.unzip();
+    let records = args.records()?;
+    let enrolment = issuer.map(|issuer| args.enrolment(issuer, records.as_ref()));
+    let enrolment = enrolment.transpose()?;
     let config = config.given(records.clone(), SchedulerConfig::enrolments);
     let (identity, trust, read) = args.files.read_as(Role::SCHEDULER)?;
     // Certificates that operators revoke are refused beside those of --crl.

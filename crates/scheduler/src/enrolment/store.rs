@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -86,6 +86,23 @@ struct Kept {
     revision: Option<u64>,
     /// True if a view of the engine has shown this revision.
     is_shown: bool,
+    /// True until the engine's document was read, or found to be missing: nobody knows what is revoked.
+    is_unknown: bool,
+    unreadable: Option<Unreadable>,
+}
+
+/// A revision of the document that cannot be read. The records are those of an earlier one, if there was any.
+#[derive(Clone, Debug)]
+struct Unreadable {
+    revision: Option<u64>,
+    why: String,
+}
+
+impl Kept {
+    /// A view of the engine has shown these records.
+    fn be_shown(&mut self) {
+        (self.is_shown, self.is_unknown, self.unreadable) = (true, false, None);
+    }
 }
 
 impl Enrolments {
@@ -131,6 +148,7 @@ impl Enrolments {
     /// Keeps them in a document of the engine instead.
     pub(crate) fn keep_in(&self, shared: &Arc<Shared>) {
         let _ = self.0.shared.set(Arc::clone(shared));
+        locked(&self.0.kept).is_unknown = true;
     }
 
     /// Takes up the document in a view of the engine. Called by the engine's thread.
@@ -141,6 +159,24 @@ impl Enrolments {
     /// The trust, which also refuses the certificates that were revoked here.
     pub fn apply(&self, trust: &Trust) -> Trust {
         trust.with_revoked(self.0.records().revoked())
+    }
+
+    /// The reason why it is not known which certificates are revoked, so that no node may connect. `None` if it is
+    /// known.
+    pub fn unknown(&self) -> Option<String> {
+        let kept = locked(&self.0.kept);
+        let unreadable = kept.unreadable.as_ref().map(Unreadable::to_string);
+        let why = unreadable.unwrap_or_else(|| "the engine was not read yet".to_owned());
+        kept.is_unknown
+            .then(|| format!("it is not known which certificates are revoked: {why}"))
+    }
+
+    /// The fault of the engine's document, for the page about health.
+    pub fn fault(&self) -> Option<String> {
+        let unreadable = locked(&self.0.kept).unreadable.clone()?;
+        Some(self.unknown().unwrap_or_else(|| {
+            format!("{unreadable}: nobody joins, and a certificate that was revoked since is not known")
+        }))
     }
 
     /// What is kept now, and the commands that were carried out, for metrics.
@@ -158,6 +194,16 @@ impl Enrolments {
     /// Has a message when the revoked certificates may have changed: call [`apply`](Self::apply) then.
     pub fn changes(&self) -> Receiver<()> {
         self.0.revoked.1.clone()
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the engine's document {ENROLMENT} cannot be read: {}",
+            self.why
+        )
     }
 }
 
@@ -212,8 +258,11 @@ impl RecordStore {
         let document = view.documents.get(ENROLMENT);
         let revision = document.map(|document| document.revision);
         let mut kept = locked(&self.kept);
+        if kept.unreadable.as_ref().is_some_and(|it| it.revision == revision) {
+            return;
+        }
         if revision == kept.revision {
-            kept.is_shown = true;
+            kept.be_shown();
             return;
         }
         // It was read before this scheduler's own change. An older revision after that is that of a restored
@@ -225,11 +274,26 @@ impl RecordStore {
         match document.map(|document| Records::read(&document.text)) {
             None => self.set(Records::default(), None, true),
             Some(Ok(records)) => self.set(records, revision, true),
-            Some(Err(e)) => log::error!(
-                target: "ssntp::scheduler",
-                "the engine's document {ENROLMENT} cannot be read, so nobody joins: {e}"
-            ),
+            Some(Err(why)) => {
+                let unreadable = Unreadable { revision, why };
+                let mut kept = locked(&self.kept);
+                let nobody = if kept.is_unknown {
+                    "no node connects or joins"
+                } else {
+                    "nobody joins"
+                };
+                log::error!(target: "ssntp::scheduler", "{unreadable}: {nobody} until it is mended or deleted");
+                kept.unreadable = Some(unreadable);
+            }
         }
+    }
+
+    /// The reason why nothing can be changed now.
+    fn not_ready(&self) -> Option<NotStored> {
+        let kept = locked(&self.kept);
+        let unreadable = kept.unreadable.as_ref();
+        let refused = unreadable.map(|why| NotStored::Refused(why.to_string()));
+        refused.or(kept.is_unknown.then_some(NotStored::Busy))
     }
 
     /// Waits until this token is known, for at most [`SHOWN`]: another scheduler may have added it a moment ago.
@@ -255,6 +319,7 @@ impl RecordStore {
         // Also a document that was lost or restored gives nobody a revoked certificate back.
         records.keep_revoked(&kept.records);
         let before = std::mem::replace(&mut kept.records, Arc::new(records));
+        kept.be_shown();
         (kept.revision, kept.is_shown) = (revision, is_shown);
         if !before.revoked().eq(kept.records.revoked()) {
             // One message is enough for all changes.
@@ -288,6 +353,9 @@ impl RecordStore {
             return Err(NotStored::Busy.into());
         };
         for _ in 0..ATTEMPTS {
+            if let Some(why) = self.not_ready() {
+                return Err(why.into());
+            }
             let kept = locked(&self.kept).clone();
             let mut records = Records::clone(&kept.records);
             records.forget_ended(now());

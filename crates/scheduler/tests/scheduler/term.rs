@@ -11,14 +11,15 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
 use ssntp::transport::Target;
 use ssntp::transport::memory::MemoryListener;
-use ssntp_engine::{Answer, Engine, EngineError, Request};
+use ssntp_engine::{Answer, Engine, EngineError, Request, When};
 use ssntp_payload::{
     InstanceState, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, StartFailure,
     StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,
 };
-use ssntp_scheduler::{JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
+use ssntp_scheduler::{Enrolments, JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
 use ssntp_test_support::memory_engine::MemoryEngine;
+use ssntp_test_support::wait::wait_for;
 use ssntp_transport::{BufferPool, Outgoing};
 use uuid::Uuid;
 
@@ -746,6 +747,46 @@ fn an_intent_is_sent_before_its_start() {
         }
     }
     assert!(is_told, "the START came first");
+}
+
+#[test]
+fn no_node_connects_while_it_is_not_known_which_certificates_are_revoked() {
+    let engine = MemoryEngine::new();
+    let write = |text: &str| {
+        let put = Request::Put {
+            key: "documents/enrolment".to_owned(),
+            value: text.into(),
+            lease: None,
+            when: When::Always,
+        };
+        engine.clone().ask(&put).unwrap();
+    };
+    write("{");
+    let records = Enrolments::default();
+    let config = || SchedulerConfig::new().enrolments(records.clone());
+    let one = One::start(&engine, config(), &[]).unwrap();
+    assert!(Client::try_connect(&one.listener, Role::AGENT).is_none());
+    let why = records.fault().unwrap();
+    assert!(why.contains("enrolment cannot be read"), "{why}");
+    // An issuer of nodes cannot have issued the certificate of an operator, who has to mend this.
+    let _operator = one.connect(Role::CONTROLLER);
+    write("{}");
+    wait_for(|| records.fault().map_or(Ok(()), Err));
+    assert!(Client::try_connect(&one.listener, Role::AGENT).is_some());
+    // What was known counts until the document can be read again.
+    write("[");
+    wait_for(|| records.fault().ok_or("no fault"));
+    assert_eq!(records.unknown(), None);
+    assert!(Client::try_connect(&one.listener, Role::AGENT).is_some());
+}
+
+#[test]
+fn with_an_empty_engine_no_certificate_is_revoked() {
+    let records = Enrolments::default();
+    let config = SchedulerConfig::new().enrolments(records.clone());
+    let one = One::start(&MemoryEngine::new(), config, &[]).unwrap();
+    assert_eq!([records.unknown(), records.fault()], [None, None]);
+    assert!(Client::try_connect(&one.listener, Role::AGENT).is_some());
 }
 
 #[test]

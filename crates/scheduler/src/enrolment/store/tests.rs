@@ -291,6 +291,33 @@ fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_st
 }
 
 #[test]
+fn nothing_is_changed_before_the_document_was_read_or_while_it_cannot_be() {
+    let (records, shared) = (Enrolments::default(), Arc::new(Shared::default()));
+    records.keep_in(&shared);
+    let change = || records.0.change(|_| Ok::<_, NotStored>(()));
+    assert!(matches!(change(), Err(NotStored::Busy)));
+    assert!(records.unknown().unwrap().contains("not read yet"));
+    let view = |text: Option<(&str, u64)>| {
+        let document = |(text, revision): (&str, u64)| ssntp_engine::Document {
+            text: text.into(),
+            revision,
+        };
+        let documents = text.map(|text| (ENROLMENT.to_owned(), document(text)));
+        records.take_view(&View {
+            documents: documents.into_iter().collect(),
+            ..View::default()
+        });
+    };
+    view(Some(("{", 7)));
+    assert!(matches!(change(), Err(NotStored::Refused(why)) if why.contains("cannot be read")));
+    assert!(records.unknown().is_some());
+    // An operator deletes it.
+    view(None);
+    assert!(change().is_ok());
+    assert_eq!([records.unknown(), records.fault()], [None, None]);
+}
+
+#[test]
 fn a_join_does_not_wait_long_for_another_change_and_is_told_to_try_again() {
     let records = Enrolments::default();
     add(&records, token("t", 1));
