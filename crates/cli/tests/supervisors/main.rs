@@ -704,6 +704,32 @@ fn a_control_group_limits_memory_and_cpus_and_reports_an_out_of_memory_kill() {
     assert!(exit.to_string().ends_with("(signal 9), out of memory"), "{exit}");
 }
 
+#[test]
+fn a_process_that_somebody_has_moved_out_of_its_control_group_is_moved_back() {
+    let mut stage = Stage::new(Confinement::Auto);
+    stage.launch("sleep 1000 & echo $! >pid; echo up; wait");
+    stage.await_output("up\n");
+    let pid = stage.number("pid");
+    let groups = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let before = groups();
+    let group = PathBuf::from("ssntp").join(stage.place.instance().to_string());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let roots = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let root = Path::new(words.next()?);
+        (words.next()?.starts_with("cgroup") && root.join(&group).exists()).then_some(root)
+    });
+    for root in roots {
+        fs::write(root.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+    if groups() == before {
+        println!("skipped: no control group can be made here");
+        return;
+    }
+    stage.driver.measure(&[stage.subject()]);
+    assert_eq!(groups(), before);
+}
+
 /// The shell or the service that starts an agent may hold a lock file, and ignore signals.
 #[test]
 fn a_program_inherits_neither_descriptors_nor_ignored_signals_nor_a_mask_of_modes() {

@@ -5,11 +5,14 @@
 //! a user a part of the hierarchy), or in the hierarchies of the memory and CPU controllers
 //! (version 1).
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
+
+use super::procfs::Stat;
 
 /// The name of the agent's folder in each hierarchy.
 const FOLDER: &str = "ssntp";
@@ -34,10 +37,24 @@ const LIMITS: [&str; 9] = [
 pub(super) struct LimitFiles(Vec<(PathBuf, String)>);
 
 impl LimitFiles {
-    /// Sets the limits again that somebody has changed. Returns a text about each.
+    /// True if the instance has no groups.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Sets the limits again that somebody has changed, and makes a group again that somebody has removed.
+    /// Returns a text about each limit.
     pub(super) fn mend(&self) -> Vec<String> {
+        let groups = self.0.iter().filter_map(|(file, _)| file.parent());
+        let removed: HashSet<_> = groups.filter(|group| !group.exists()).collect();
+        for group in &removed {
+            let _ = fs::create_dir_all(group);
+        }
         let mend = |(file, limit): &(PathBuf, String)| {
-            let there = fs::read_to_string(file).ok().filter(|there| there != limit)?;
+            let there = match file.parent() {
+                Some(group) if removed.contains(group) => "its group was removed".to_owned(),
+                _ => fs::read_to_string(file).ok().filter(|there| there != limit)?,
+            };
             let set = fs::write(file, limit);
             let set = set.map_or_else(|e| e.to_string(), |()| "set again".to_owned());
             Some(format!("{}: {}: {set}", file.display(), there.trim()))
@@ -160,6 +177,32 @@ impl Cgroups {
         LimitFiles(limits.collect())
     }
 
+    /// Moves processes of an instance back that somebody has moved out of its groups. `run` has all processes
+    /// below its supervisor. `belongs` is asked about those that are outside. Returns a text about each.
+    pub(super) fn gather(
+        &self,
+        instance: Uuid,
+        run: &[Stat],
+        belongs: impl Fn(&Stat) -> bool,
+    ) -> Vec<String> {
+        let mut told = Vec::new();
+        for group in self.groups(instance) {
+            // A program with the right to do so may have made groups below its own, where its limits apply.
+            let inside = members(&group);
+            let outside = run.iter().filter(|stat| !inside.contains(&stat.pid));
+            for stat in outside.filter(|stat| belongs(stat)) {
+                let moved = fs::write(group.join("cgroup.procs"), stat.pid.to_string());
+                let moved = moved.map_or_else(|e| e.to_string(), |()| "moved back".to_owned());
+                told.push(format!(
+                    "process {} was outside of {}: {moved}",
+                    stat.pid,
+                    group.display()
+                ));
+            }
+        }
+        told
+    }
+
     /// The processes of a group.
     pub(super) fn pids(&self, instance: Uuid) -> Vec<i32> {
         // In version 1 all groups of the instance contain the same processes.
@@ -238,6 +281,16 @@ impl Cgroups {
         groups.dedup();
         groups.into_iter()
     }
+}
+
+/// The processes of a group, and of all groups below it.
+fn members(group: &Path) -> HashSet<i32> {
+    let listed = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let own = listed.lines().filter_map(|line| line.trim().parse().ok());
+    let entries = fs::read_dir(group).into_iter().flatten().flatten();
+    let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    own.chain(groups.flat_map(|below| members(&below.path())))
+        .collect()
 }
 
 /// Turns the controllers on below a group. Usually they are on already, and the system may refuse
@@ -355,7 +408,43 @@ mod tests {
             }
             assert_eq!(limits.mend().len(), limits.0.len());
             assert_eq!(cgroups.limits(Uuid::nil()), limits);
+            cgroups
+                .groups(Uuid::nil())
+                .for_each(|group| fs::remove_dir_all(group).unwrap());
+            assert!(limits.mend()[0].contains("its group was removed"));
+            assert_eq!(cgroups.limits(Uuid::nil()), limits);
         }
+    }
+
+    #[test]
+    fn a_process_that_somebody_has_moved_out_of_its_groups_is_moved_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let cgroups = Cgroups::Separate {
+            memory: at("memory"),
+            cpu: at("cpu"),
+            cpuacct: None,
+            pids: None,
+        };
+        let listed = |folder: &str, below: &str| at(folder).join(Uuid::nil().to_string()).join(below);
+        for (folder, below, text) in [
+            ("memory", "", "10\n"),
+            ("memory", "own/deeper", "11\n"),
+            ("cpu", "", "10\n11\n12\n"),
+        ] {
+            fs::create_dir_all(listed(folder, below)).unwrap();
+            fs::write(listed(folder, below).join("cgroup.procs"), text).unwrap();
+        }
+        let stat = |pid| Stat {
+            pid,
+            ..super::super::procfs::stat(1).unwrap()
+        };
+        // Process 13 is one of the supervisor's, which is never inside.
+        let told = cgroups.gather(Uuid::nil(), &[10, 11, 12, 13].map(stat), |stat| stat.pid != 13);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("process 12 was outside of") && told[0].ends_with("moved back"));
+        let moved = fs::read_to_string(listed("memory", "cgroup.procs")).unwrap();
+        assert_eq!(moved, "12");
     }
 
     #[test]

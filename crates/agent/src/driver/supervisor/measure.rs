@@ -11,7 +11,7 @@ use log::warn;
 use super::super::{Measurable, RunId, Usage};
 use super::cgroup::LimitFiles;
 use super::procfs::{self, Stat};
-use super::{MB, Supervisors, is_of};
+use super::{MB, Supervisors, is_alive, is_of, is_step};
 use crate::tree;
 use ssntp_transport::{locked, now};
 
@@ -118,8 +118,20 @@ impl Supervisors {
                 .as_ref()
                 .map_or_else(|| cgroups.limits(instance), |before| before.limits.clone()),
         };
-        for changed in sample.limits.mend() {
-            warn!("instance {instance}: a limit was changed: {changed}");
+        // The groups of a run are removed once its supervisor has ended.
+        if let Some((supervisor, run)) = run.filter(|_| is_alive(handle)) {
+            for changed in sample.limits.mend() {
+                warn!("instance {instance}: a limit was changed: {changed}");
+            }
+            let belongs = |stat: &Stat| {
+                let is_step = stat.parent == supervisor.pid && is_step(stat.pid);
+                !is_step && !procfs::has_ended(stat.pid, stat.start_time)
+            };
+            let has_groups = !sample.limits.is_empty();
+            let run = if has_groups { &run[..] } else { &[] };
+            for moved in cgroups.gather(instance, run, belongs) {
+                warn!("instance {instance}: {moved}");
+            }
         }
         locked(&self.inner.samples).insert(instance, sample);
         if let Some(before) = before.filter(|before| before.at < at) {

@@ -563,6 +563,15 @@ fn supervised(pid: i32) -> Option<InstanceDir> {
     Some(InstanceDir::new(instance, dir))
 }
 
+/// True if a child of a supervisor is a step of the supervisor's own, which becomes a program, or makes a check.
+/// It joins the groups of the run itself, or needs none.
+fn is_step(pid: i32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0).skip(1);
+    // While a program is being executed there are no words.
+    line.is_empty() || words.next() == Some(SUPERVISE.as_bytes())
+}
+
 /// A launch under way. If it is dropped before the launch has succeeded, the supervisor is killed
 /// with its run.
 struct Starting<'a> {
