@@ -28,6 +28,10 @@ pub(crate) struct Admission {
     /// The maximum number of handshakes at a time [default: 64 for each core, at most 512]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_handshakes: Option<u32>,
+    /// End the session of a client that has sent nothing for so long, from 30 to 31536000, and does not answer when it
+    /// is asked after half of the time, as one whose process is stopped [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(30..=31_536_000))]
+    idle_limit: Option<u32>,
     /// Let a session continue after its client's certificate has expired
     /// [default: the session ends]
     #[arg(long)]
@@ -55,12 +59,14 @@ impl Admission {
     /// to their UUID.
     pub(crate) fn apply(&self, config: ServerConfig, bound: bool) -> ServerConfig {
         let number = |flag: Option<u32>| flag.map(|number| number as usize);
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let most = number(self.sessions_per_certificate);
         let policy = AdmissionPolicy::default().require_bound_uuid(bound);
         config
             .admission(policy.given(most, AdmissionPolicy::sessions_per_certificate))
             .given(number(self.max_sessions), ServerConfig::max_sessions)
             .given(number(self.max_handshakes), ServerConfig::max_handshakes)
+            .given(self.idle_limit.map(seconds), ServerConfig::idle_limit)
             .given(self.uuid, ServerConfig::uuid)
             .resumption(!self.no_resumption)
             .outlive_certificates(self.outlive_certificates)

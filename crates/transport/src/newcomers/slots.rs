@@ -10,6 +10,8 @@
 
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod starved;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

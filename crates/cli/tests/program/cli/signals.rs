@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::cluster::processes::until;
 use crate::processes::wait_for;
+use ssntp_test_support::program::Program;
 
 fn ssntp(at: &Path, line: &str) -> Command {
     let mut command = crate::program();
@@ -44,6 +45,10 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
+        Self::start_with("")
+    }
+
+    fn start_with(flags: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
         assert!(ssntp(at, "cert ca --dir .").status().unwrap().success());
@@ -52,7 +57,7 @@ impl Server {
             assert!(ssntp(at, &issue).status().unwrap().success());
         }
         let line = "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --filter spec";
-        let mut child = ssntp(at, line).spawn().unwrap();
+        let mut child = ssntp(at, &format!("{line} {flags}")).spawn().unwrap();
         let mut first_line = String::new();
         BufReader::new(child.stdout.take().unwrap())
             .read_line(&mut first_line)
@@ -172,6 +177,25 @@ fn a_frame_that_the_server_refuses_fails_its_sender() {
         let words = "the server does not let agents send START: START is for controllers";
         assert!(errors.contains(words), "{errors}");
     }
+}
+
+/// The system of a stopped process answers TCP's own probes. The shortest limit is 30 s.
+#[test]
+fn a_client_whose_process_is_stopped_loses_its_session_at_the_idle_limit() {
+    let mut server = Server::start_with("--idle-limit 30 --log info");
+    let [stopped, other] = ["controller", "agent"].map(|cert| {
+        let listen = Program::of(server.client("listen", cert, ""));
+        listen.error_with("connected");
+        listen
+    });
+    stopped.signal(Signal::STOP);
+    let process = Program::around(server.child.take().unwrap());
+    let log = process.error_with("does not answer");
+    assert!(log.contains("controller"), "{log}");
+    assert!(other.err.try_iter().all(|line| !line.contains("disconnected")));
+    let refused = ssntp(server.directory.path(), "server --dev --idle-limit 29").output();
+    let errors = String::from_utf8(refused.unwrap().stderr).unwrap();
+    assert!(errors.contains("--idle-limit"), "{errors}");
 }
 
 #[test]
