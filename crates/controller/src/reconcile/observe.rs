@@ -290,7 +290,7 @@ pub(super) fn failed(
     why: &str,
     is_its_fault: bool,
 ) {
-    soft.failed(instance, why, draft.now());
+    soft.failed(instance, why, is_its_fault, draft.now());
     if let Some(workload) = draft.workload_of(instance)
         && is_its_fault
         && workload.version == instance.version

@@ -1,7 +1,7 @@
 //! The state of the reconciler that is not stored. A new process begins without it; the only effect
 //! is that some pauses and graces begin again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -13,6 +13,8 @@ use crate::model::{Instance, InstanceState, State};
 /// The pause of a slot after its first failure. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// The longest pause if the cluster had no place, because others may leave theirs at any time.
+const LONGEST_WITHOUT_PLACE: Duration = Duration::from_secs(60);
 /// The pause after the first DELETE of an instance. Each further pause is twice as long.
 const DELETE_AGAIN: Duration = Duration::from_secs(10);
 /// The time after which a query without an answer is repeated.
@@ -62,6 +64,8 @@ pub(super) struct Soft {
     /// The `since` of each instance, and the time at which this process first met that value.
     known: BTreeMap<Uuid, (i64, Duration)>,
     slots: BTreeMap<(String, u32), Slot>,
+    /// The nodes that took instances at the last step.
+    in_service: BTreeSet<Uuid>,
     progress: BTreeMap<String, Progress>,
     problems: BTreeMap<String, String>,
     status: BTreeMap<String, Status>,
@@ -92,6 +96,8 @@ struct Deletes {
 struct Slot {
     attempt: u32,
     not_before: Duration,
+    /// True if the workload caused the failure, false if the cluster had no place for the instance.
+    is_its_fault: bool,
 }
 
 /// The progress of the roll-out of a version: the number of available instances, and the time since
@@ -119,6 +125,14 @@ impl Soft {
         self.away.retain(|node, _| !seen.nodes.contains(node));
         let is_alive = |uuid: &Uuid| seen.instances.get(uuid).is_some_and(|i| i.ended.is_none());
         self.alive.retain(|uuid, _| is_alive(uuid));
+        let in_service: BTreeSet<_> = seen.nodes.difference(&seen.in_maintenance).copied().collect();
+        if !in_service.is_subset(&self.in_service) {
+            // A further node may have the place that others had not.
+            for slot in self.slots.values_mut().filter(|slot| !slot.is_its_fault) {
+                slot.not_before = Duration::ZERO;
+            }
+        }
+        self.in_service = in_service;
         let was_backup = self.backup_until.is_some_and(|until| now.elapsed >= until);
         if was_backup {
             self.backup_until = None;
@@ -285,15 +299,21 @@ impl Soft {
     }
 
     /// Begins a pause for the slot of an instance that has failed.
-    pub(super) fn failed(&mut self, instance: &Instance, why: &str, now: Now) {
+    pub(super) fn failed(&mut self, instance: &Instance, why: &str, is_its_fault: bool, now: Now) {
         let alive = self.alive.get(&instance.uuid);
         let was_long = alive.is_some_and(|since| now.elapsed.saturating_sub(*since) >= LONG_ENOUGH);
         let before = if was_long { 0 } else { instance.attempt };
         // The shift is bounded, because 2 to the power of 9 seconds exceed the longest pause.
-        let pause = FIRST_PAUSE.saturating_mul(1 << before.min(9)).min(LONGEST_PAUSE);
+        let longest = if is_its_fault {
+            LONGEST_PAUSE
+        } else {
+            LONGEST_WITHOUT_PLACE
+        };
+        let pause = FIRST_PAUSE.saturating_mul(1 << before.min(9)).min(longest);
         let slot = Slot {
             attempt: before.saturating_add(1),
             not_before: now.elapsed + pause,
+            is_its_fault,
         };
         self.slots
             .insert((instance.workload.clone(), instance.slot), slot);

@@ -257,3 +257,42 @@ fn an_instance_that_is_done_stays_done() {
     assert!(bench.settle().is_empty());
     assert_eq!(bench.core.status()["web"].done, 4);
 }
+
+#[test]
+fn a_node_that_comes_into_service_ends_the_pauses_of_instances_without_a_place() {
+    for (is_its_fault, longest, starts_at_once) in [(false, 60, 2), (true, 300, 0)] {
+        let mut bench = Bench::new();
+        bench.obeys = false;
+        bench.apply(web(2, "a"));
+        // Answers all STARTs that are sent now.
+        let refuse = |bench: &mut Bench| {
+            let commands = bench.settle();
+            for command in &commands {
+                let Command::Start(payload) = command else {
+                    panic!("{command:?}");
+                };
+                let answer = Answer::NotStarted {
+                    why: "no node in service has enough room".into(),
+                    is_its_fault,
+                };
+                bench.core.handle_answer(payload.start.instance_uuid, answer);
+            }
+            bench.settle();
+            commands.len()
+        };
+        for _ in 0..12 {
+            assert_eq!(refuse(&mut bench), 2);
+            bench.wait(longest);
+        }
+        assert_eq!(refuse(&mut bench), 2);
+        bench.wait(longest - 1);
+        assert_eq!(refuse(&mut bench), 0);
+        bench.seen.in_maintenance.insert(OTHER);
+        bench.seen.nodes.insert(OTHER);
+        assert_eq!(refuse(&mut bench), 0, "a node in maintenance has no place");
+        bench.seen.in_maintenance.clear();
+        assert_eq!(refuse(&mut bench), starts_at_once);
+        bench.wait(1);
+        assert_eq!(refuse(&mut bench), 2 - starts_at_once);
+    }
+}

@@ -134,11 +134,13 @@ fn outcome(workload: &Value, version: &Value) -> Option<Result<(), String>> {
 
 fn progress(workload: &Value) -> String {
     let status = &workload["status"];
-    let [healthy, done, outdated] = ["healthy", "done", "outdated"].map(|key| text(&status[key]));
+    // Before the controller's first step, a new workload has no status.
+    let [healthy, done, outdated] =
+        ["healthy", "done", "outdated"].map(|key| status[key].as_u64().unwrap_or(0));
     let (version, count, state) = (&workload["version"], &workload["spec"]["count"], state(workload));
     let mut line = format!("is {state} at version {version}: {healthy} of {count} healthy");
     for (number, what) in [(done, "done"), (outdated, "of other versions")] {
-        if number != "0" && !number.is_empty() {
+        if number > 0 {
             line += &format!(", {number} {what}");
         }
     }
@@ -191,6 +193,12 @@ mod tests {
             workload["rollout"]["state"] = "paused".into();
         };
         assert_eq!(after(paused), None);
+    }
+
+    #[test]
+    fn the_progress_of_a_workload_that_is_new_has_no_gaps() {
+        let new = json!({"version": 1, "rollout": {"state": "rolling"}, "spec": {"count": 2}});
+        assert_eq!(progress(&new), "is rolling at version 1: 0 of 2 healthy");
     }
 
     #[test]
