@@ -47,6 +47,9 @@ schema! {
         /// The reason for which its node ended it, in one line of at most 200 characters; default:
         /// empty.
         detail: String,
+        /// The last lines of its standard error, if it failed, as in STATS; default: empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        last_lines: String,
     }
 
     /// A concentrator instance runs.

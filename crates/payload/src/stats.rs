@@ -175,6 +175,10 @@ schema! {
         /// again. In one line of at most 200 characters; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
+        /// The last lines that it wrote to its standard error, if it ended by itself and failed: in one line of
+        /// at most 200 characters, with ` / ` between them. Default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        last_lines: String,
         /// The health of the instance, by the check of its START; default: none, unknown.
         // Boxed, because most instances have no check, and a document may have a hundred thousand instances.
         #[serde(flatten, deserialize_with = "unless_default")]

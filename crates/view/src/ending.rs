@@ -22,6 +22,8 @@ pub struct Ending {
     pub out_of_memory: bool,
     /// More about the end, for people. For example, the reason why the node ended the instance.
     pub detail: String,
+    /// The last lines of the instance's standard error, if it failed: a line for people.
+    pub last_lines: String,
 }
 
 impl Ending {
@@ -72,6 +74,7 @@ impl From<InstanceEnd> for Ending {
             signal: Some(end.exit_signal).filter(|signal| *signal > 0),
             out_of_memory: end.out_of_memory,
             detail: end.detail,
+            last_lines: end.last_lines,
         }
     }
 }
@@ -89,6 +92,7 @@ mod tests {
                 signal,
                 out_of_memory,
                 detail,
+                last_lines: String::new(),
             };
             (ending.to_string(), ending.is_success())
         };

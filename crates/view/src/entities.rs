@@ -108,6 +108,7 @@ impl Instance {
             exit_signal: self.stats.exit_signal,
             out_of_memory: self.stats.out_of_memory,
             detail: self.stats.detail.clone(),
+            last_lines: self.stats.last_lines.clone(),
         };
         (self.state == InstanceState::Exited).then(|| end().into())
     }
@@ -123,6 +124,7 @@ impl Instance {
             (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
             self.stats.out_of_memory = end.out_of_memory;
             self.stats.detail = end.detail.clone();
+            self.stats.last_lines = end.last_lines.clone();
         }
     }
 }

@@ -259,6 +259,24 @@ impl View {
         self.of_kind("instance", found, self.instances.contains_key(&found))
     }
 
+    /// As [`find_instance`](Self::find_instance), to look at an instance: of several with one name that have all
+    /// ended, the one that ended last.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub fn find_latest_instance(&self, text: &str) -> Result<Uuid, FindError> {
+        let found = self.find_instance(text);
+        let Err(FindError::SameName { matches, .. }) = &found else {
+            return found;
+        };
+        let named = || matches.iter().filter_map(|uuid| self.instance(*uuid));
+        if named().any(Instance::is_alive) {
+            return found;
+        }
+        let latest = named().max_by_key(|instance| (instance.stats.ended.as_str(), instance.since));
+        latest.map_or(found, |latest| Ok(latest.uuid))
+    }
+
     /// The concentrator whose UUID begins with `text`. A whole UUID is also accepted if it is
     /// unknown.
     ///

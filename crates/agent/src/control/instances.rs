@@ -430,7 +430,7 @@ impl Instances {
         info!("{}: instance {id} ended: {exit}", out.node());
         out.act(Action::Stream(StreamOrder::Ended(id)));
         let after = instance.record.after;
-        instance.record = instance.record.stopped(exit);
+        instance.record = instance.record.stopped(exit.clone());
         // The job is given before one that launches the instance again, which makes a new interface.
         if let Some(network) = self.settings.network.clone() {
             out.job(Job::Detach(network, id));
@@ -453,7 +453,7 @@ impl Instances {
                     instance.record.restarts_in_row = 0;
                 }
                 let start = instance.start.as_ref().map(|start| &start.start);
-                if restarts::is_wanted(start, exit) {
+                if restarts::is_wanted(start, &exit) {
                     self.schedule_restart(now, id);
                 } else {
                     instance.keep(now, retention, Duration::ZERO);
@@ -836,6 +836,7 @@ fn end_of(record: Record) -> InstanceEnd {
             exit_signal: record.exit_signal.into(),
             out_of_memory: record.out_of_memory,
             detail: record.detail,
+            last_lines: record.last_lines,
         },
         // The instance never ran, or its end is unknown.
         RecordPhase::Starting | RecordPhase::Running => InstanceEnd::default(),

@@ -29,7 +29,7 @@ const MOST: Duration = Duration::from_secs(300);
 pub(super) const HEALTHY: Duration = Duration::from_secs(600);
 
 /// True if an instance that has ended by itself is started again.
-pub(super) fn is_wanted(start: Option<&Start>, exit: Exit) -> bool {
+pub(super) fn is_wanted(start: Option<&Start>, exit: &Exit) -> bool {
     match start.map(|start| &start.restart_policy) {
         Some(RestartPolicy::Always) => true,
         // An unknown exit code counts as a failure: a supervisor that was killed writes no exit code.

@@ -16,6 +16,7 @@ pub(super) fn readable(mut stats: Stats) -> Frame {
         |instance| {
             instance.labels.clear();
             instance.detail.clear();
+            instance.last_lines.clear();
             if let Some(health) = &mut instance.health {
                 health.detail.clear();
             }
@@ -72,6 +73,11 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         exit_signal: if is_over { record.exit_signal.into() } else { 0 },
         out_of_memory: is_over && record.out_of_memory,
         detail: if run { record.detail.clone() } else { String::new() },
+        last_lines: if is_over {
+            record.last_lines.clone()
+        } else {
+            String::new()
+        },
         health: health.map(|health| {
             Box::new(InstanceHealth {
                 state: health.state.clone(),

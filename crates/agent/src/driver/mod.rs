@@ -230,7 +230,7 @@ pub enum Found {
 }
 
 /// The end of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exit {
     /// The exit code, or 128 plus the number of the signal that ended it; `None` if it is
@@ -245,6 +245,9 @@ pub struct Exit {
     pub started: Option<SystemTime>,
     /// The time at which the run ended.
     pub ended: Option<SystemTime>,
+    /// The last lines of its standard error, if it failed: a line for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub last_lines: String,
 }
 
 impl Exit {
@@ -256,6 +259,7 @@ impl Exit {
             out_of_memory: false,
             started: None,
             ended: None,
+            last_lines: String::new(),
         }
     }
 }

@@ -33,6 +33,8 @@ pub struct Record {
     pub ended: u64,
     /// The reason why the node killed the instance, or could not start it again: a line for people.
     pub detail: String,
+    /// The last lines of the standard error of the last run, if it failed.
+    pub last_lines: String,
     /// The number of restarts by the restart policy, in all and since the last long run.
     pub restarts: u32,
     pub restarts_in_row: u32,
@@ -144,6 +146,7 @@ impl Record {
             started: exit.started.map_or(self.started, millis),
             ended: exit.ended.map_or(0, millis),
             detail: self.detail.clone(),
+            last_lines: exit.last_lines,
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
             after: self.after,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write};
+use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write, ending_text};
 use crate::reconcile::{Labels, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
 use ssntp::payload::FrameTrace;
@@ -38,7 +38,7 @@ fn instance(seen: &Instance) -> SeenInstance {
     let ending = seen.ending();
     let ended = (!seen.is_alive()).then(|| SeenEnd {
         is_success: ending.as_ref().is_some_and(|ending| ending.is_success()),
-        how: ending.map_or_else(|| seen.state.to_string(), |ending| ending.to_string()),
+        how: ending.map_or_else(|| seen.state.to_string(), |ending| ending_text(&ending)),
     });
     let health = seen.stats.health.clone().unwrap_or_default();
     SeenInstance {

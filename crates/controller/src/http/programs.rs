@@ -410,10 +410,15 @@ fn of_instance(view: &View, kept: Option<&model::Instance>, seen: Option<&Instan
         "stats": seen.stats,
         "ending": seen.ending().map(|ending| ending.to_string()),
     })));
-    if right == Right::Read
-        && let Some(detail) = value.pointer_mut("/seen/stats/health_detail")
-    {
-        *detail = without_output(detail.as_str().unwrap_or_default()).into();
+    if right == Right::Read {
+        for text in ["/ending", "/seen/stats/health_detail"] {
+            if let Some(text) = value.pointer_mut(text) {
+                *text = without_output(text.as_str().unwrap_or_default()).into();
+            }
+        }
+        if let Some(stats) = value.pointer_mut("/seen/stats").and_then(Value::as_object_mut) {
+            stats.remove("last_lines");
+        }
     }
     value
 }

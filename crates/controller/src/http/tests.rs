@@ -164,6 +164,7 @@ fn the_output_of_a_health_check_is_for_clients_that_may_write() {
             detail: "signal 9: hunter2: exit code 1: hunter2".into(),
             ..ssntp_payload::InstanceHealth::default()
         })),
+        last_lines: "hunter2".into(),
         ..ssntp_payload::InstanceStats::default()
     });
     rig.made_up.see(&ssntp::proto::Frame::of(&stats));

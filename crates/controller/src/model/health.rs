@@ -3,6 +3,7 @@
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Value, json};
 use ssntp_payload::{HealthCheck, HttpCheck};
+use ssntp_transport::excerpt;
 
 use super::spec::MAX_SECONDS;
 
@@ -35,9 +36,25 @@ pub(super) fn read_health<'de, D: Deserializer<'de>>(
     }
 }
 
-/// A text without what the program of a health check has written, which may be a secret: all that
-/// follows its exit code or signal.
+/// Between the end of an instance and what it wrote last.
+const WROTE: &str = "; it wrote: ";
+
+/// The end of an instance, and what it wrote last if it failed.
+pub(crate) fn ending_text(ending: &ssntp_view::Ending) -> String {
+    let wrote = if ending.last_lines.is_empty() { "" } else { WROTE };
+    format!("{ending}{wrote}{}", excerpt(&ending.last_lines))
+}
+
+/// A text without what programs have written, which may be a secret: an instance, or the program of a health
+/// check.
 pub(crate) fn without_output(text: &str) -> &str {
+    let text = text.split(WROTE).next().unwrap_or(text);
+    without_output_of_check(text)
+}
+
+/// A text without what the program of a health check has written: all that follows its exit code or
+/// signal.
+pub(crate) fn without_output_of_check(text: &str) -> &str {
     let is_how = |before: &&str| {
         let how = before.trim_end_matches(|c: char| c.is_ascii_digit());
         how.len() < before.len() && (how.ends_with("exit code ") || how.ends_with("signal "))

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub(crate) use self::health::without_output;
+pub(crate) use self::health::{ending_text, without_output, without_output_of_check};
 pub use self::spec::{MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Spread, Template, Update};
 pub(crate) use self::spec::{SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL};
 pub use self::start_keys::{StartKeys, check_start};
@@ -287,11 +287,20 @@ impl State {
 }
 
 impl Row {
-    /// The row for clients that may only read, without output of health checks.
-    pub(crate) fn without_output(mut self) -> Self {
+    /// The row for clients that may only read, without output of programs.
+    pub(crate) fn without_output(self) -> Self {
+        self.cut(without_output)
+    }
+
+    /// The row for clients that may also read the output of instances.
+    pub(crate) fn without_output_of_check(self) -> Self {
+        self.cut(without_output_of_check)
+    }
+
+    fn cut(mut self, to: fn(&str) -> &str) -> Self {
         // A trace is JSON, and names frames.
         if self.kind != "trace" {
-            self.text.truncate(without_output(&self.text).len());
+            self.text.truncate(to(&self.text).len());
         }
         self
     }

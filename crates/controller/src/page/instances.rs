@@ -11,7 +11,7 @@ use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Age, Badge, Grade, Link, Span, WorkloadLink, known, labels, megabytes, named};
 use crate::clock::time;
-use crate::model::{self, InstanceState as Kept, without_output};
+use crate::model::{self, InstanceState as Kept, ending_text, without_output};
 use crate::source::{Picture, Written};
 use ssntp::payload::timestamp;
 use ssntp_http::Answer;
@@ -36,6 +36,9 @@ pub(super) struct InstanceRow<'a> {
     kept: Option<&'a model::Instance>,
     on: Option<&'a Node>,
     now: SystemTime,
+    /// The reason why the instance ended, and what it wrote last, as far as the reader may see it; empty if it
+    /// has not ended, or if the reason is unknown.
+    ending: String,
 }
 
 impl<'a> InstanceRow<'a> {
@@ -46,7 +49,13 @@ impl<'a> InstanceRow<'a> {
         kept: Option<&'a model::Instance>,
     ) -> Self {
         let node = seen.map(|seen| seen.node).or(kept.and_then(|kept| kept.node));
+        let known = seen.and_then(ssntp_view::Instance::ending);
+        let ending = match (known.filter(ssntp_view::Ending::is_known), kept) {
+            (Some(ending), _) => ending_text(&ending),
+            (None, kept) => kept.map_or_else(String::new, |kept| kept.ending.clone()),
+        };
         Self {
+            ending: scene.readable(&ending).to_owned(),
             uuid,
             node,
             seen,
@@ -102,16 +111,6 @@ impl<'a> InstanceRow<'a> {
         }
     }
 
-    /// The reason why the instance ended; empty if it has not, or if the reason is unknown.
-    fn ending(&self) -> String {
-        let seen = self.seen.and_then(ssntp_view::Instance::ending);
-        match (seen.filter(ssntp_view::Ending::is_known), self.kept) {
-            (Some(ending), _) => ending.to_string(),
-            (None, Some(kept)) => kept.ending.clone(),
-            (None, None) => String::new(),
-        }
-    }
-
     fn since(&self) -> Option<SystemTime> {
         let seen = self.seen.map(|seen| seen.since);
         seen.or(self.kept.map(|kept| time(kept.since)))
@@ -160,9 +159,8 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&InstanceRo
         Column("state", "State", "", |row| number(row.state().0 as i64),
             |row, out| {
                 out.show(&row.state());
-                let ending = row.ending();
-                if !ending.is_empty() {
-                    html!(out; " <small>" {ending} "</small>");
+                if !row.ending.is_empty() {
+                    html!(out; " <small>" {row.ending} "</small>");
                 }
             }),
         Column("workload", "Workload", "", |row| row.workload().to_owned().into(),
@@ -207,7 +205,7 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&InstanceRo
                 row.name(),
                 row.uuid,
                 row.workload(),
-                row.ending()
+                row.ending
             );
             for (label, value) in row.seen.iter().flat_map(|seen| &seen.stats.labels) {
                 text += &format!(" {label}={value}");
@@ -257,7 +255,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let text = |text: fn(&ssntp_payload::InstanceStats) -> String| stats.map(text).unwrap_or_default();
     Facts::of(main)
         .fact("In this state since", &since)
-        .fact("How it ended", &found.ending())
+        .fact("How it ended", &found.ending)
         .fact("In detail", &text(|stats| stats.detail.clone()))
         .fact(
             "Health",

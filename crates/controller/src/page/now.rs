@@ -148,7 +148,7 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         if grade == Grade::Good || word == "deleting" {
             continue;
         }
-        let (status, why) = (&listed.status, listed.why());
+        let (status, why) = (&listed.status, &listed.why);
         let mut what = Html::default();
         let name = &listed.workload.name;
         html!(&mut what; "Workload " {name} " is " {word} ": " {status.running} " of " {status.wanted} " run");

@@ -9,7 +9,7 @@ use super::html::{Html, Show, html};
 use super::params::Params;
 use super::words::{Age, Link, WorkloadLink};
 use crate::clock::time;
-use crate::model::Row;
+use crate::model::{Row, without_output, without_output_of_check};
 use crate::source::{Picture, Source};
 use crate::store::Query;
 
@@ -85,8 +85,21 @@ impl Scene<'_> {
     /// The rows of the history that a query finds. A page shows no output of health checks, because it is
     /// for readers.
     pub(super) fn found(&self, query: &Query) -> Result<Vec<Row>, String> {
-        let rows = self.source.rows(query)?;
-        Ok(rows.into_iter().map(Row::without_output).collect())
+        let rows = self.source.rows(query)?.into_iter();
+        Ok(if self.shows_output {
+            rows.map(Row::without_output_of_check).collect()
+        } else {
+            rows.map(Row::without_output).collect()
+        })
+    }
+
+    /// As much of a text as the reader may see.
+    pub(super) fn readable<'t>(&self, text: &'t str) -> &'t str {
+        if self.shows_output {
+            without_output_of_check(text)
+        } else {
+            without_output(text)
+        }
     }
 
     pub(super) fn rows(&self, out: &mut Html, rows: &[Row]) {

@@ -8,17 +8,19 @@ use super::params::encode;
 use super::scene::{Facts, Made, Missing, Scene};
 use super::table::{Column, Table, number};
 use super::words::{Badge, Grade, WorkloadLink, labels};
-use crate::model::{RolloutState, Workload, without_output};
+use crate::model::{RolloutState, Workload};
 use crate::reconcile::Status;
 
 pub(super) struct WorkloadRow {
     pub(super) workload: Arc<Workload>,
     pub(super) status: Status,
+    /// The last problem, as a sentence, as far as the reader may see it; empty if there is none.
+    pub(super) why: String,
 }
 
 impl WorkloadRow {
     pub(super) fn state(&self) -> Badge {
-        let Self { workload, status } = self;
+        let Self { workload, status, .. } = self;
         let active = status.running + status.done + status.surge;
         let is_short = active < status.wanted;
         // The most urgent state first: a roll-out that went back, then missing instances.
@@ -39,20 +41,19 @@ impl WorkloadRow {
             RolloutState::Steady => Badge(Grade::Good, "steady"),
         }
     }
-
-    /// The last problem, as a sentence; empty if there is none.
-    pub(super) fn why(&self) -> String {
-        let problem = self.status.problem.as_ref();
-        without_output(problem.unwrap_or(&self.workload.rollout.why)).to_owned()
-    }
 }
 
 pub(super) fn all(scene: &Scene<'_>) -> Vec<WorkloadRow> {
     let kept = &scene.picture.kept;
     let workloads = kept.state.workloads.iter();
-    let listed = workloads.map(|(name, workload)| WorkloadRow {
-        workload: Arc::clone(workload),
-        status: kept.status.get(name).cloned().unwrap_or_default(),
+    let listed = workloads.map(|(name, workload)| {
+        let status = kept.status.get(name).cloned().unwrap_or_default();
+        let why = status.problem.as_ref().unwrap_or(&workload.rollout.why);
+        WorkloadRow {
+            workload: Arc::clone(workload),
+            why: scene.readable(why).to_owned(),
+            status,
+        }
     });
     listed.collect()
 }
@@ -80,13 +81,13 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
                     html!(out; "<small> (" {row.status.outdated} " older)</small>");
                 }
             }),
-        Column("why", "Why", "opt", |row| row.why().into(), |row, out| out.show(&row.why())),
+        Column("why", "Why", "opt", |row| row.why.clone().into(), |row, out| out.show(&row.why)),
     ];
     let table = Table {
         caption: "Workloads",
         columns: &columns,
         id: |row| format!("w{}", encode(&row.workload.name)),
-        find: |row| format!("{} {}", row.workload.name, row.why()),
+        find: |row| format!("{} {}", row.workload.name, row.why),
         state: |row| Some(row.state()),
         sort: "name",
         empty: "There is no workload yet; ssntp ctl apply -f FILE creates one.",
@@ -116,7 +117,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
         scene.rows(main, &history);
         return Ok(name.to_owned());
     };
-    let WorkloadRow { workload, status } = &found;
+    let WorkloadRow { workload, status, .. } = &found;
     html!(main; {found.state()} "</h1>");
     let rollout = match workload.rollout.state {
         RolloutState::Steady => "all instances have this version",
@@ -132,7 +133,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
         .fact("Healthy", &format!("{} of {}", status.healthy, status.wanted))
         .fact("Done", &unless_zero(status.done))
         .fact("Running beyond the count", &unless_zero(status.surge))
-        .fact("Why", &found.why())
+        .fact("Why", &found.why)
         .fact(
             "Version",
             &format!("{}{}", workload.version, stable.unwrap_or_default()),

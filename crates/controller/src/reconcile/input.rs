@@ -55,7 +55,7 @@ pub struct SeenInstance {
 pub struct SeenEnd {
     /// True if the instance succeeded.
     pub is_success: bool,
-    /// The reason, as text.
+    /// The reason and the last lines of its standard error, as text.
     pub how: String,
 }
 

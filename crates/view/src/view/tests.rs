@@ -435,6 +435,22 @@ fn instances_are_found_by_name_first() {
     take(&mut view, &report);
     assert_eq!(view.find_instance("web"), Ok(OTHER));
 
+    // Of those that have failed, the last one is shown.
+    for (instance, ended) in report
+        .instances
+        .iter_mut()
+        .zip(["2026-01-21T12:53:21Z", "2026-01-21T12:53:20Z"])
+    {
+        instance.state = InstanceState::Exited;
+        instance.ended = ended.into();
+    }
+    take(&mut view, &report);
+    assert!(matches!(
+        view.find_instance("web"),
+        Err(FindError::SameName { .. })
+    ));
+    assert_eq!(view.find_latest_instance("web"), Ok(INSTANCE));
+
     // A name that is a UUID could be the UUID of another instance.
     let whole = INSTANCE.to_string();
     take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, &whole)]));

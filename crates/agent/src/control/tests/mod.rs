@@ -81,7 +81,7 @@ impl Driver for Fake {
         if self.never_ran {
             return Found::NeverRan;
         }
-        self.found.map_or(Found::Running, Found::Ended)
+        self.found.clone().map_or(Found::Running, Found::Ended)
     }
 
     fn find_unrecorded(&self, _: &InstanceDir) -> Option<RunId> {

@@ -22,6 +22,11 @@ const PIECE: usize = 16 * 1024;
 /// 64 KiB by default and 1 MiB at most.
 const LAST_PIECES: usize = 64;
 
+/// How much of an output is told with the end of a run.
+const LAST_LINES: usize = 3;
+const MOST_CHARACTERS: usize = 200;
+const LAST_BYTES: usize = 1024;
+
 /// The maximum number of bytes of an output that are read in a second, once the output has filled its log.
 /// The CPU time for reading is charged to the supervisor and not to the instance, so it is limited to some
 /// percent of a CPU. A log of 16 MB, the default, contains four seconds of such output.
@@ -38,6 +43,8 @@ pub(super) struct Output {
     /// The number of bytes that may be read, as of `since`.
     allowance: u64,
     since: Instant,
+    /// The last bytes that were read.
+    last: Vec<u8>,
 }
 
 impl Output {
@@ -47,7 +54,19 @@ impl Output {
             allowance: log.most * 2,
             since: now,
             log,
+            last: Vec::new(),
         }
+    }
+
+    /// The last lines that were read, as one line.
+    pub(super) fn last_lines(&self) -> String {
+        let text = String::from_utf8_lossy(&self.last);
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let mut last: Vec<_> = lines.rev().take(LAST_LINES).collect();
+        last.reverse();
+        let line = last.join(" / ");
+        let too_many = line.chars().count().saturating_sub(MOST_CHARACTERS);
+        line.chars().skip(too_many).collect()
     }
 
     /// The pipe, unless its writers have closed it.
@@ -80,7 +99,11 @@ impl Output {
         match pipe.read(&mut piece) {
             Ok(0) => self.pipe = None,
             Ok(length) => {
-                self.log.add(piece.get(..length).unwrap_or_default());
+                let piece = piece.get(..length).unwrap_or_default();
+                self.log.add(piece);
+                self.last.extend_from_slice(piece);
+                let before = self.last.len().saturating_sub(LAST_BYTES);
+                self.last.drain(..before);
                 self.allowance = self.allowance.saturating_sub(length as u64);
                 return true;
             }
@@ -232,6 +255,26 @@ mod tests {
         assert_eq!(taken(start + PAUSE / 2), 0);
         let second: u64 = (1..=20).map(|pauses| taken(start + PAUSE * pauses)).sum();
         assert!((RATE * 9 / 10..=RATE).contains(&second), "{second}");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do to begin with")]
+    fn the_last_lines_of_an_output_are_one_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let mut output = Output::new(reader, log(dir.path()).unwrap(), Instant::now());
+        assert_eq!(output.last_lines(), "");
+        writer.write_all(b"1\n2\n\n  3\r\n").unwrap();
+        output.drain();
+        assert_eq!(output.last_lines(), "1 / 2 / 3");
+        writer.write_all(b"4").unwrap();
+        output.drain();
+        assert_eq!(output.last_lines(), "2 / 3 / 4");
+        writer.write_all("ä".repeat(LAST_BYTES).as_bytes()).unwrap();
+        output.drain();
+        assert_eq!(output.last_lines(), "ä".repeat(MOST_CHARACTERS));
+        assert!(output.last.len() <= LAST_BYTES);
     }
 
     #[test]

@@ -384,7 +384,10 @@ impl Supervisor {
         let State::Running { started, .. } = self.state else {
             return Exit::default();
         };
+        let has_failed = status.exit_status() != Some(0);
+        let last_lines = self.outputs.last().filter(|_| has_failed);
         Exit {
+            last_lines: last_lines.map(Output::last_lines).unwrap_or_default(),
             code: status.exit_status().or(signal.map(|signal| 128 + signal)),
             signal,
             out_of_memory: kills(&self.order) > self.killed_for_memory,

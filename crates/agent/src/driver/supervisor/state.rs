@@ -75,10 +75,11 @@ impl State {
         }
     }
 
-    /// The explanation, which may be of any length.
+    /// The explanation or output, which may be of any length.
     fn why(&mut self) -> Option<&mut String> {
         match self {
             Self::Failed(error) => Some(&mut error.why),
+            Self::Ended(exit) => Some(&mut exit.last_lines),
             Self::Running {
                 health: Some(health), ..
             } => Some(&mut health.why),
@@ -169,6 +170,7 @@ mod tests {
             out_of_memory: true,
             started: at(1_769_000_000_123),
             ended: at(1_769_000_004_567),
+            last_lines: "no such file / stop".into(),
         };
         for state in [
             State::Held,
@@ -184,7 +186,7 @@ mod tests {
                     why: "port 80: refused".into(),
                 }),
             },
-            State::Ended(killed),
+            State::Ended(killed.clone()),
             State::Ended(Exit::default()),
             State::Failed(Refused::new(Reason::FullCn, "a b=c why=d")),
         ] {
@@ -201,6 +203,14 @@ mod tests {
                 since: UNIX_EPOCH,
                 why: text.repeat(LINE),
             });
+            let last_lines = text.repeat(LINE);
+            let line = State::Ended(Exit {
+                last_lines,
+                ..killed.clone()
+            })
+            .line();
+            assert!(line.len() < LINE && line.lines().count() == 1, "{line}");
+            assert!(matches!(State::parse(&line), Some(State::Ended(exit)) if exit.code == Some(137)));
             let started = at(5);
             let line = State::Running { started, health }.line();
             assert!(line.len() < LINE && line.lines().count() == 1, "{line}");

@@ -28,7 +28,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 /// The instance or the node with this name or beginning of a UUID, as JSON and as text. A name counts
 /// more than the beginning of a UUID.
 fn described(view: &View, what: &str) -> Result<(Value, String), Failure> {
-    let (found_instance, found_node) = (view.find_instance(what), view.find_node(what));
+    let (found_instance, found_node) = (view.find_latest_instance(what), view.find_node(what));
     let known = |found: &Result<_, FindError>| found.as_ref().ok().copied();
     let mut of_instance = known(&found_instance).and_then(|uuid| view.instance(uuid));
     let mut of_node = known(&found_node).and_then(|uuid| view.node(uuid));

@@ -51,7 +51,7 @@ pub(super) fn instance(view: &View, instance: &Instance) -> Value {
 pub(super) fn end(ending: &Ending) -> Value {
     json!({
         "exit_code": ending.code, "signal": ending.signal, "signal_name": ending.signal_name(),
-        "out_of_memory": ending.out_of_memory, "detail": ending.detail, "text": ending.to_string(),
+        "out_of_memory": ending.out_of_memory, "detail": ending.detail, "last_lines": ending.last_lines, "text": ending.to_string(),
     })
 }
 

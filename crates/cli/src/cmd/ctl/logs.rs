@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use ssntp::proto::Outputs;
-use ssntp_view::{OutputStream, StreamError, StreamEvent, StreamRequest, incomplete};
+use ssntp_view::{
+    FindError, Instance, OutputStream, StreamError, StreamEvent, StreamRequest, View, incomplete,
+};
 use uuid::Uuid;
 
+use super::moves::WORKLOAD;
 use super::options::Options;
 use super::session::Session;
-use super::verbs::find;
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
 use crate::output::{Output, note, print_bytes, print_json, printable, reader_is_gone};
@@ -30,7 +32,9 @@ const LONGEST_LINE: usize = 64 * 1024;
 /// of an instance that has ended are kept for as long as its node keeps the instance.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The instance: its UUID, the beginning of it, or its name
+    /// The instance: its UUID, the beginning of it, or its name; or a workload
+    ///
+    /// Of several that have ended, the last one is meant.
     instance: String,
     /// Continue with new output until the instance has ended
     #[arg(short, long)]
@@ -52,7 +56,7 @@ const OUTPUTS: Choices<Outputs> = &[
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_complete(options, stop)?;
-    let instance = find(&session, |view| view.find_instance(&args.instance))?;
+    let instance = session.controller.look(|view| found(view, &args.instance))?;
     let request = StreamRequest {
         outputs: args.output,
         tail: args.tail,
@@ -64,6 +68,34 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     // Also after a signal or a failure: the output may have ended within a line.
     printer.finish()?;
     end
+}
+
+/// The instance with this name or beginning of a UUID, or the only one of a workload that runs; if none runs,
+/// the one that ended last.
+fn found(view: &View, text: &str) -> Result<Uuid, Failure> {
+    let missing = match view.find_latest_instance(text) {
+        Err(e @ (FindError::NoUuid { .. } | FindError::None { .. })) => e,
+        found => return Ok(found?),
+    };
+    let is_of = |one: &&Instance| one.stats.labels.get(WORKLOAD).is_some_and(|of| of == text);
+    let all: Vec<_> = view.instances().filter(is_of).collect();
+    let alive: Vec<_> = all.iter().copied().filter(|one| one.is_alive()).collect();
+    match (alive.as_slice(), all.as_slice()) {
+        ([], []) => Err(missing.into()),
+        ([], _) => {
+            let latest = all.iter().max_by_key(|one| (one.stats.ended.as_str(), one.since));
+            latest.map(|one| one.uuid).ok_or_else(|| missing.into())
+        }
+        ([one], _) => Ok(one.uuid),
+        _ => {
+            let names = alive.iter().map(|one| one.stats.name.as_str());
+            Err(Failure::new(format!(
+                "{} instances of {text} run: {}",
+                alive.len(),
+                names.take(8).collect::<Vec<_>>().join(", ")
+            )))
+        }
+    }
 }
 
 /// Prints the output until it has ended.

@@ -20,7 +20,7 @@ use crate::output::{even_unread, print_either, printable};
 const POLL: Duration = Duration::from_millis(100);
 
 /// The label by which a controller's daemon knows the instances of its workloads.
-const WORKLOAD: &str = "ssntp.workload";
+pub(super) const WORKLOAD: &str = "ssntp.workload";
 
 /// Puts a node into maintenance, and blocks until no instance of a workload runs there, because its
 /// controller has moved it. The time limit begins anew with each that is moved. Does nothing if the node

@@ -58,6 +58,7 @@ pub(super) const INSTANCE: Columns<View, Instance> = &[
     ("state", instance_state),
     ("end", |_, instance| end(instance)),
     ("detail", |_, instance| instance.stats.detail.clone()),
+    ("last lines", |_, instance| instance.stats.last_lines.clone()),
     ("started", |_, instance| instance.stats.started.clone()),
     ("ended", |_, instance| instance.stats.ended.clone()),
     ("node", |view, instance| format!("{} {}", instance.node, hostname(view, instance))),

@@ -410,6 +410,34 @@ fn apply_can_wait_for_the_roll_out_and_instances_start_before_others_are_stopped
 }
 
 #[test]
+fn an_instance_that_fails_leaves_its_last_lines_and_its_logs_are_found_by_name() {
+    let kept = Kept::new(1);
+    let text = "name: web\nstart: {command: [sh, -c, \"echo one; echo two >&2; echo 'FATAL: three' >&2; exit 7\"]}\n\
+                update: {max_failures: 2}\n";
+    fs::write(kept.cluster.path("web.yaml"), text).unwrap();
+    let failed = kept.words(&words("ctl apply --wait -f web.yaml"));
+    let why = "exited 7; it wrote: two / FATAL: three";
+    assert_eq!(failed.code, Some(3), "{failed:?}");
+    assert!(failed.stdout.trim_end().ends_with(why), "{}", failed.stdout);
+    let rows = kept.done("history web");
+    let is_told = |row: &Value| {
+        row["text"]
+            .as_str()
+            .unwrap()
+            .ends_with(&format!("is replaced: {why}"))
+    };
+    assert!(rows.iter().any(is_told), "{rows:#?}");
+    // Two of them are there by now, and neither runs.
+    for name in ["web", "web-1"] {
+        let logs = kept.words(&["ctl", "logs", name]);
+        let written = (logs.stdout.as_str(), logs.stderr.as_str());
+        assert_eq!((logs.code, written), (Some(0), ("one\n", "two\nFATAL: three\n")));
+    }
+    let described = kept.done("describe web-1");
+    assert_eq!(described[0]["end"]["last_lines"], "two / FATAL: three");
+}
+
+#[test]
 fn a_version_whose_checks_fail_on_the_node_goes_back_and_says_why() {
     let kept = Kept::new(2);
     let apply = |check: &str, start_s: u32| {

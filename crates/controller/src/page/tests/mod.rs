@@ -8,6 +8,15 @@ use crate::source::Source;
 use crate::store::Query;
 
 fn try_page(source: &made_up::MadeUp, path: &str, query: &str) -> Result<String, Missing> {
+    page_for(source, path, query, true)
+}
+
+fn page_for(
+    source: &made_up::MadeUp,
+    path: &str,
+    query: &str,
+    shows_output: bool,
+) -> Result<String, Missing> {
     let picture = source.picture().unwrap();
     let params = Params::of_form(query.as_bytes());
     let scene = Scene {
@@ -15,7 +24,7 @@ fn try_page(source: &made_up::MadeUp, path: &str, query: &str) -> Result<String,
         source,
         params: &params,
         is_followed: false,
-        shows_output: true,
+        shows_output,
         waiting: &source.waiting,
     };
     page(&scene, path)
@@ -158,6 +167,47 @@ fn values_that_may_be_secret_are_not_shown() {
     source.change(made_up::with_secrets);
     let page = shown(&source, "/workloads/web", "");
     assert!(page.contains("PASSWORD") && !page.contains("hunter2"), "{page}");
+}
+
+#[test]
+fn the_last_lines_of_a_failed_instance_are_for_readers_of_output() {
+    let source = made_up::cluster(3, 2);
+    let why = "exited 1; it wrote: PASSWORD=hunter2";
+    source.change(|kept| kept.status.get_mut("web").unwrap().problem = Some(why.to_owned()));
+    let (node, instance) = (node_uuid(0), instance_uuid(0));
+    source.row(0, "failed", Some("web".into()), Some(instance), Some(node), why);
+    let mut stats = ssntp_payload::Stats {
+        node_uuid: node.into(),
+        ..ssntp_payload::Stats::default()
+    };
+    stats.instances.push(ssntp_payload::InstanceStats {
+        instance_uuid: instance.into(),
+        state: ssntp_payload::InstanceState::Exited,
+        exit_code: 1,
+        last_lines: "PASSWORD=hunter2".into(),
+        ..ssntp_payload::InstanceStats::default()
+    });
+    source.see(&ssntp::proto::Frame::of(&stats));
+    for path in [
+        "/",
+        "/workloads",
+        "/workloads/web",
+        "/instances",
+        &format!("/instances/{instance}"),
+        "/events",
+    ] {
+        for shows_output in [true, false] {
+            let Ok(page) = page_for(&source, path, "", shows_output) else {
+                panic!("{path}");
+            };
+            assert!(page.contains("exited 1"), "{path}: {page}");
+            assert_eq!(
+                page.contains("it wrote: PASSWORD=hunter2"),
+                shows_output,
+                "{path}"
+            );
+        }
+    }
 }
 
 #[test]
