@@ -192,7 +192,9 @@ impl<P: AgentPages> Args<P> {
     /// Errors that can be found without starting the agent.
     pub fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        self.connection.check_files(&mut problems, ROLES);
+        if !self.join.is_given() {
+            self.connection.check_files(&mut problems, ROLES);
+        }
         match self.policy.policy() {
             Ok(policy) => {
                 for (key, found) in self.look_up(&policy) {

@@ -300,6 +300,11 @@ impl TypedValueParser for TokenParser {
 }
 
 impl JoinArgs {
+    /// True if there is a token: certificate and authority are then those that the node gets.
+    pub fn is_given(&self) -> bool {
+        self.token.is_some()
+    }
+
     /// Joins, unless the directory has a valid certificate. The server's certificate has to hold `server_name`, or
     /// else the host of the token. Returns the node's files there, and the address of the server; `None` without a
     /// token. Blocks for two minutes at most.

@@ -78,7 +78,9 @@ impl Args {
     /// Errors that can be found without starting the concentrator.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        self.connection.check_files(&mut problems, Role::CNCIAGENT);
+        if !self.join.is_given() {
+            self.connection.check_files(&mut problems, Role::CNCIAGENT);
+        }
         let is_there = [
             ("tenant", self.tenant.is_some()),
             ("ip", self.ip.is_some()),

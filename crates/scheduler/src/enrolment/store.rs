@@ -47,25 +47,24 @@ pub(super) struct RecordStore {
     place: Place,
     /// Set instead of the file if this is one of several schedulers.
     shared: OnceLock<Arc<Shared>>,
-    /// True during a change, so that this scheduler makes one at a time.
-    is_changing: Mutex<bool>,
-    /// Signalled when a change is over.
-    is_free: Condvar,
+    /// Has a message during a change, so that this scheduler makes one at a time.
+    changing: OneMessage,
     kept: Mutex<Kept>,
     /// Signalled when `kept` has changed.
     is_newer: Condvar,
     /// The number of nodes that wait for their token to be known here.
     awaiting: AtomicUsize,
     /// Has a message when the revoked certificates may have changed.
-    revoked: Changes,
+    revoked: OneMessage,
     /// The commands of operators by action and result.
     commands: Mutex<BTreeMap<(&'static str, String), u64>>,
 }
 
+/// A channel with room for one message.
 #[derive(Debug)]
-struct Changes(Sender<()>, Receiver<()>);
+struct OneMessage(Sender<()>, Receiver<()>);
 
-impl Default for Changes {
+impl Default for OneMessage {
     fn default() -> Self {
         let (sender, receiver) = bounded(1);
         Self(sender, receiver)
@@ -217,8 +216,7 @@ struct ChangeGuard<'a>(&'a RecordStore);
 
 impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
-        *locked(&self.0.is_changing) = false;
-        self.0.is_free.notify_one();
+        let _ = self.0.changing.1.try_recv();
     }
 }
 
@@ -329,17 +327,9 @@ impl RecordStore {
     }
 
     /// Waits until no other change is under way. `None` if others take too long, for example because the engine is away:
-    /// nodes that join wait in slots that other clients need.
+    /// few nodes join at a time, and others wait for them.
     fn begin_change(&self) -> Option<ChangeGuard<'_>> {
-        let is_busy = |is_changing: &mut bool| *is_changing;
-        let waited = self
-            .is_free
-            .wait_timeout_while(locked(&self.is_changing), CHANGE_WAIT, is_busy);
-        let (mut is_changing, end) = locked_again(waited);
-        if end.timed_out() {
-            return None;
-        }
-        *is_changing = true;
+        self.changing.0.send_timeout((), CHANGE_WAIT).ok()?;
         Some(ChangeGuard(self))
     }
 

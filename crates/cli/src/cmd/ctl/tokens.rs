@@ -243,19 +243,20 @@ fn check(reason: &EnrolmentRefusal, detail: &str) -> Result<(), Failure> {
 /// Show the certificates that were issued to nodes, and until when they are valid
 #[derive(Debug, clap::Args)]
 pub(super) struct CertificatesArgs {
-    /// Only those of this node
-    node: Option<Uuid>,
+    /// Only those of the nodes whose UUIDs begin so
+    node: Option<String>,
 }
 
 pub(super) fn certificates(options: &Options, stop: &Stop, args: &CertificatesArgs) -> Result<(), Failure> {
-    let certificates = issued(&Session::open(options, stop)?, args.node)?;
+    let node = args.node.as_deref().unwrap_or_default().to_ascii_lowercase();
+    let mut certificates = issued(&Session::open(options, stop)?)?;
+    certificates.retain(|one| one.uuid.as_str().starts_with(&node));
     print(options.json, CERTIFICATES, &(), &certificates, certificate)
 }
 
-fn issued(session: &Session<'_>, node: Option<Uuid>) -> Result<Vec<NodeCertificate>, Failure> {
-    let uuid = node.map(Id::from).unwrap_or_default();
+fn issued(session: &Session<'_>) -> Result<Vec<NodeCertificate>, Failure> {
     all_pages(|&after| {
-        let page = about(session, CertificateAction::List, uuid.clone(), after)?;
+        let page = about(session, CertificateAction::List, Id::default(), after)?;
         Ok((page.entries, page.next))
     })
 }
@@ -279,7 +280,7 @@ fn about(
 
 pub(super) fn revoke(options: &Options, stop: &Stop, named: &NamedClient) -> Result<(), Failure> {
     let session = Session::open(options, stop)?;
-    let known = || Ok(issued(&session, None)?.into_iter().map(|one| one.uuid).collect());
+    let known = || Ok(issued(&session)?.into_iter().map(|one| one.uuid).collect());
     let uuid = named.find("certificate", known)?;
     let answer = about(&session, CertificateAction::Revoke, uuid.clone(), 0)?;
     let count = answer.entries.len();

@@ -136,6 +136,8 @@ fn a_node_joins_with_a_token_that_counts_once_and_stays_out_once_it_is_revoked()
         "{issued:?}"
     );
 
+    assert_eq!(made.list(&format!("ctl certificates {}", &node[..8])), issued);
+    assert!(made.list("ctl certificates 00000000").is_empty());
     let revoked = made.run(&format!("ctl revoke {}", &node[..8])).succeed();
     assert_eq!(revoked, [format!("{node}: 1 certificate(s) revoked")]);
     agent.error_with("it is revoked");
@@ -305,6 +307,23 @@ fn a_node_whose_scheduler_is_away_says_that_it_waits_and_joins_once_it_is_there(
     join.error_with("not joined yet: ");
     let _scheduler = made.scheduler("");
     join.succeed();
+}
+
+#[test]
+fn the_packaged_settings_of_an_agent_with_a_token_need_no_certificate() {
+    let made = Made::new();
+    let _scheduler = made.scheduler("");
+    let packaged = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/etc/agent.yaml");
+    let settings = fs::read_to_string(packaged).unwrap();
+    let server = made.token("--role agent").split('/').nth(2).unwrap().to_owned();
+    let settings = settings
+        .replace("/var/lib/ssntp", "state")
+        .replace("localhost:8888", &server)
+        .replace("# join: TOKEN", &format!("join: {}", made.token("--role agent")));
+    fs::write(made.directory.path().join("agent.yaml"), settings).unwrap();
+    made.run("config check agent agent.yaml").succeed();
+    made.run("agent --config-file agent.yaml --users agent")
+        .line("agent ");
 }
 
 #[test]
