@@ -35,8 +35,8 @@ pub(crate) fn command() -> clap::Command {
 
 impl Args {
     /// Reads the command line, and the settings file that it names. Exits if either is wrong.
-    pub(crate) fn of_this_process() -> (Self, Settings) {
-        let words = common_flags_last(std::env::args_os().collect());
+    pub(crate) fn read(words: Vec<OsString>) -> (Self, Settings) {
+        let words = common_flags_last(words);
         let read = settings::read(&command(), &words);
         match read.and_then(|(matches, settings)| Ok((Self::from_arg_matches(&matches)?, settings))) {
             Ok(read) => read,
@@ -94,11 +94,11 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
     }
 }
 
-/// True if a wrong command line of `ssntp ctl` has --json: the error is for a program then.
-fn asks_for_json(words: &[OsString]) -> bool {
+/// True if a command line has --json: errors are for a program then.
+pub(crate) fn asks_for_json(words: &[OsString]) -> bool {
     // The words after `--` are the command of a workload, which may have its own --json.
     let mut own = words.iter().skip(1).take_while(|word| *word != "--");
-    words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
+    own.any(|word| word == COMMON_SWITCH)
 }
 
 /// The flags with a value that may also be given before the subcommand.

@@ -166,12 +166,9 @@ pub(crate) fn link(
 pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> Result<Vec<String>, Failure> {
     let reachable = Peers::reachable(advertise.map_or(listening, std::slice::from_ref));
     match advertise {
-        // A port that the system chooses is known only for the addresses of --listen.
-        Some(address) if reachable.is_empty() || matches!(address, Address::Tcp { port: 0, .. }) => {
-            Err(Failure::usage(format!(
-                "--advertise {address}: other servers cannot reach this address; HOST:PORT is needed"
-            )))
-        }
+        Some(address) if reachable.is_empty() => Err(Failure::usage(format!(
+            "--advertise {address}: other servers cannot reach this address; HOST:PORT is needed"
+        ))),
         None if reachable.is_empty() => Err(Failure::usage(
             "--advertise is needed: --listen names no address at which other servers reach this one",
         )),

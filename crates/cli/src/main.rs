@@ -39,7 +39,10 @@ fn main() -> ExitCode {
     if let Some(code) = ssntp_agent::driver::supervise() {
         return code;
     }
-    let (args, settings) = args::Args::of_this_process();
+    let words: Vec<_> = std::env::args_os().collect();
+    // A failure is one line of JSON then, as the last one of the standard error.
+    let json = args::asks_for_json(&words);
+    let (args, settings) = args::Args::read(words);
     // This comes before the first thread starts and the first file is opened, because it may replace
     // the whole process.
     if args.command.serves_many() {
@@ -51,6 +54,6 @@ fn main() -> ExitCode {
     }
     match args.command.run(settings, args::command()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => logging.end_with(failure),
+        Err(failure) => logging.end_with(failure.in_json(json)),
     }
 }

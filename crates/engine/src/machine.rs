@@ -212,6 +212,8 @@ pub struct Machine {
     /// The end of the pause after a failure.
     pause: Option<Instant>,
     is_leaving: bool,
+    /// True once this process was a member.
+    has_joined: bool,
     /// The engine is read every second, and keys with wrong values may stay for ever.
     lines: LogLimit<()>,
 }
@@ -231,6 +233,7 @@ impl Machine {
             is_vacant: false,
             pause: None,
             is_leaving: false,
+            has_joined: false,
             lines: LogLimit::default(),
         }
     }
@@ -367,12 +370,16 @@ impl Machine {
         answer: Result<Answer, EngineError>,
     ) {
         match answer {
-            Ok(answer) => self.take(request, sent, now, answer),
+            Ok(answer) => {
+                self.take(request, sent, now, answer);
+                self.has_joined |= self.is_member();
+            }
             Err(why) => {
                 if why == EngineError::NoLease {
                     self.lose(request);
                 }
-                if self.view.away.is_none() {
+                // Until this process has joined, its caller gets the error.
+                if self.view.away.is_none() && self.has_joined {
                     warn!(target: LOG, "{why}");
                 }
                 let since = self.view.away.take().map_or(sent, |(since, _)| since);

@@ -86,10 +86,6 @@ fn asking(applications: &Applications, named: &str) -> Result<(Operands, FrameKi
 }
 
 pub(crate) fn request(args: &Args) -> Result<(), Failure> {
-    ask(args).map_err(|failure| failure.in_json(args.json))
-}
-
-fn ask(args: &Args) -> Result<(), Failure> {
     let (operands, kind) = asking(&args.applications, &args.operand)?;
     let payload = match (&args.payload, &args.text) {
         (Some(path), _) => input::named(path)?,

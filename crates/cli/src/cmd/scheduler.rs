@@ -16,6 +16,7 @@ use ssntp_scheduler::{ControllerMode, Enrolments, JoinedScheduler, Scheduler, Sc
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
+use crate::connection::to_dial;
 use crate::context::address;
 use crate::credentials::{CredentialFiles, FilesRead, Lifetime};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
@@ -75,7 +76,7 @@ pub(crate) struct Args {
     join: JoinArgs,
     /// The address at which the other schedulers reach this one [default: the addresses of
     /// --listen]
-    #[arg(long, value_name = "ADDR", value_parser = address, requires = "join")]
+    #[arg(long, value_name = "ADDR", value_parser = to_dial, requires = "join")]
     advertise: Option<Address>,
     /// The number of workloads that a node gets for one READY
     #[arg(long, value_parser = one_of(PLACEMENTS), default_value = "strict")]

@@ -95,11 +95,6 @@ const BACKOFF: Backoff = Backoff {
 const STEP: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let json = args.json;
-    send(args).map_err(|failure| failure.in_json(json))
-}
-
-fn send(args: Args) -> Result<(), Failure> {
     let operands = args.applications.operands()?;
     let named = args.kind.as_deref().or(args.operand.as_deref());
     let named = named.ok_or_else(|| Failure::usage("an operand is needed, as in STATS"))?;

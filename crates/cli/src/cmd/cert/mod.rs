@@ -228,7 +228,7 @@ pub(crate) fn run(Args { json, what }: Args) -> Result<(), Failure> {
     // A signal does not interrupt the writing of a key or a list. If the program is killed instead, its
     // exit code is not 0.
     let _stop = Stop::install_for_commands()?;
-    let done = match what {
+    match what {
         What::Ca(ca) => make(ca, json),
         What::Issue(request) => issue(request, json),
         What::Issuer(args) => issuer(&args, json),
@@ -239,8 +239,7 @@ pub(crate) fn run(Args { json, what }: Args) -> Result<(), Failure> {
         What::Crl(args) => sign_list(&args, json),
         What::Show(args) => show::show(&args, json),
         What::Verify(args) => show::verify(&args, json),
-    };
-    done.map_err(|failure| failure.in_json(json))
+    }
 }
 
 fn make(args: Ca, json: bool) -> Result<(), Failure> {

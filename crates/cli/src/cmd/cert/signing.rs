@@ -1,6 +1,7 @@
 //! `ssntp cert request` and `ssntp cert sign`: the key stays with its holder, and what travels is
 //! a signing request (PKCS#10) and a certificate.
 
+use std::fs;
 use std::path::PathBuf;
 
 use clap::value_parser;
@@ -44,13 +45,16 @@ pub(super) struct Sign {
     /// Lifetime in days; it ends with the authority's own at the latest
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
-    /// Replace a certificate that is bound to another UUID, or an issuer
+    /// Replace a certificate that is bound to another UUID, an issuer, or a file with a key
     #[arg(long)]
     force: bool,
     /// The file with the request (PEM)
     #[arg(value_name = "CSR")]
     file: PathBuf,
 }
+
+/// The end of the first line of a private key of any kind, in PEM.
+const KEY_LINE: &[u8] = b"PRIVATE KEY-----";
 
 pub(super) fn request(args: Request, json: bool) -> Result<(), Failure> {
     let request = args.holder.request().key(args.key);
@@ -87,6 +91,12 @@ pub(super) fn sign(args: Sign, json: bool) -> Result<(), Failure> {
     }
     if before.as_ref().is_some_and(|before| before.is_authority) && !args.force {
         return Err(Failure::at(&path, "it is an issuer, which --force replaces"));
+    }
+    let holds_key =
+        fs::read(&path).is_ok_and(|file| file.windows(KEY_LINE.len()).any(|line| line == KEY_LINE));
+    if holds_key && !args.force {
+        let why = "it also holds a private key, which --force removes; --name NAME names another file";
+        return Err(Failure::at(&path, why));
     }
     let signed = authority.sign(&request, &args.file, &path)?;
     print_issued(&path, before.as_ref(), &signed, json)

@@ -141,9 +141,7 @@ enum Verb {
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install_for_commands()?;
-    let options = args.options;
-    let done = done(&options, &stop, args.verb);
-    done.map_err(|failure| failure.in_json(options.json))
+    done(&args.options, &stop, args.verb)
 }
 
 fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {

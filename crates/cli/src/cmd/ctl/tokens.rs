@@ -82,12 +82,11 @@ struct AddToken {
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let stop = Stop::install_for_commands()?;
     let options = &args.options;
-    let done = match args.verb {
+    match args.verb {
         TokenVerb::Add(args) => add(options, &stop, &args),
         TokenVerb::List => list(options, &stop),
         TokenVerb::Remove { id } => remove(options, &stop, &id),
-    };
-    done.map_err(|failure| failure.in_json(options.json))
+    }
 }
 
 fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {

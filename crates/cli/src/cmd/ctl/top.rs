@@ -61,7 +61,7 @@ const COLUMNS: Columns<(), Row> = &[
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
-    let done = watch(args, &stop).map_err(|failure| failure.in_json(args.options.json));
+    let done = watch(args, &stop);
     // An interrupt is the usual end, so it is no failure, even while an answer is awaited.
     if stop.requested() { Ok(()) } else { done }
 }

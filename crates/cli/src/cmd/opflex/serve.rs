@@ -20,6 +20,7 @@ use super::local::InspectorArgs;
 use super::source::{POLL, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
+use crate::connection::to_dial;
 use crate::context::address;
 use crate::daemon::server::listening;
 use crate::daemon::{Daemon, Next, Presence, on};
@@ -72,7 +73,7 @@ pub(crate) struct Args {
     join: JoinArgs,
     /// The address at which elements reach this server; all servers send it to elements [default:
     /// the first of --listen]
-    #[arg(long, value_name = "ADDR", value_parser = address, requires = "join")]
+    #[arg(long, value_name = "ADDR", value_parser = to_dial, requires = "join")]
     advertise: Option<Address>,
     #[command(flatten)]
     inspector: InspectorArgs,

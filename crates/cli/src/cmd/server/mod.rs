@@ -134,7 +134,7 @@ pub(crate) struct Args {
     join: JoinArgs,
     /// The address at which other servers reach this one [default: the addresses of
     /// --listen]
-    #[arg(long, value_name = "ADDR", value_parser = address, requires = "several")]
+    #[arg(long, value_name = "ADDR", value_parser = to_dial, requires = "several")]
     advertise: Option<Address>,
     /// End when the standard input ends, for a program that starts this one as a child
     #[arg(long, hide = true)]

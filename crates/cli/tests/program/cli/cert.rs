@@ -311,10 +311,11 @@ fn a_certificate_and_its_uuid_are_replaced_only_by_force() {
         .info()
         .uuid
         .unwrap();
-    succeed(
-        at,
-        &format!("cert sign --dir pki --role agent --name node --uuid {uuid} node.csr"),
-    );
+    // Its key is in the same file, and would be lost.
+    let sign = format!("cert sign --dir pki --role agent --name node --uuid {uuid} node.csr");
+    refused(&sign, "it also holds a private key");
+    assert_eq!(fs::read(at.join("pki/node.pem")).unwrap(), issued);
+    succeed(at, &format!("{sign} --force"));
     succeed(at, &format!("{issue} --force"));
     let replaced = Identity::load(at.join("pki/node.pem")).unwrap();
     assert_ne!(replaced.info().uuid, Some(uuid));
@@ -344,6 +345,13 @@ fn a_command_with_json_fails_with_json() {
         "cert verify --json --ca pki/ca.pem none.pem",
         "send STATS --json --connect unix:none --ca pki/ca.pem --cert none.pem",
         "request COMMAND/0x81 --json --connect unix:none --ca pki/ca.pem --cert none.pem",
+        "listen --json --connect unix:none --ca pki/ca.pem --cert none.pem",
+        "token list --json --connect unix:none --ca pki/ca.pem --cert none.pem",
+        "decode --json none.pem",
+        "config show --json server none.pem",
+        "cnci show --json --state none.pem",
+        "server --json --listen unix:here --ca pki/ca.pem --cert none.pem",
+        "decode --json --none.pem",
     ] {
         let output = ssntp(directory.path(), line);
         let error: Value = serde_json::from_slice(&output.stderr).unwrap();
@@ -480,7 +488,10 @@ fn a_certificate_that_another_one_replaces_can_still_be_revoked() {
     let issue = "cert issue --dir pki --role agent --name node --force";
     succeed(at, "cert request --role agent --name node");
     assert!(!succeed(at, issue).contains("serial"));
-    for again in [issue, "cert sign --dir pki --role agent --name node node.csr"] {
+    for again in [
+        issue,
+        "cert sign --dir pki --role agent --name node --force node.csr",
+    ] {
         let shown: Value = serde_json::from_str(&succeed(at, "cert show --json pki/node.pem")).unwrap();
         let serial = shown["certificates"][0]["serial"].as_str().unwrap();
         let text = succeed(at, again);
