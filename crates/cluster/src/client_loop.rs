@@ -12,7 +12,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, after, bounded, never, select, unbounded};
-use log::{info, warn};
+use log::warn;
 
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent, ClientHandle};
@@ -164,7 +164,6 @@ fn run<S: Service>(
         let event = select! {
             recv(uplink.client.events()) -> event => match event {
                 Ok(ClientEvent::Connected(server)) => {
-                    info!("{}: connected to {server}", uplink.client.uuid());
                     if !server.role.intersects(Role::SCHEDULER) {
                         warn!(
                             "{}: {} is a {}, not a scheduler: it starts no instances here",
@@ -176,10 +175,7 @@ fn run<S: Service>(
                     Event::Connected
                 }
                 Ok(ClientEvent::Frame(frame)) => Event::Frame(frame),
-                Ok(ClientEvent::Disconnected { reason, .. }) => {
-                    warn!("{}: disconnected: {reason}", uplink.client.uuid());
-                    Event::Disconnected
-                }
+                Ok(ClientEvent::Disconnected { .. }) => Event::Disconnected,
                 Ok(ClientEvent::Closed(why)) => return Some(why),
                 // There are no requests, because this client has registered none.
                 Ok(_) => continue,

@@ -153,6 +153,11 @@ pub enum Fault {
     /// There is no signing request (PKCS#10), or it has a signature or key that cannot be used.
     #[error("the signing request cannot be used: {0}")]
     SigningRequest(String),
+    /// The certificate has a key with which no peer can prove itself here.
+    #[error(
+        "a key of the kind {0} is not supported: P-256, P-384, P-521, Ed25519 and RSA of 2048 to 8192 bits are"
+    )]
+    UnsupportedKey(String),
     /// The cryptography library does not take the private key.
     #[error("the private key cannot be used: {0}")]
     UnusableKey(String),
@@ -195,6 +200,16 @@ pub enum Fault {
     #[error("the certificate was issued by {issuer:?}, which is not trusted")]
     UnknownIssuer {
         /// The issuer that the certificate names.
+        issuer: String,
+    },
+    /// The shown chain has a gap, or ends below an authority that is not trusted.
+    #[error(
+        "the intermediate certificate of {subject:?} was issued by {issuer:?}, which is neither shown nor trusted"
+    )]
+    MissingIssuer {
+        /// The holder of the last intermediate certificate that belongs to the chain.
+        subject: String,
+        /// The issuer that it names.
         issuer: String,
     },
     /// The issuer's name is right but the signature is not: it is another authority of the same name,

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
 use crate::role::Role;
-use crate::{der, store};
+use crate::{der, limits, store};
 use ssntp_transport::provider;
 
 /// A certificate chain and its private key, which are checked to belong together. The key may be
@@ -144,6 +144,7 @@ impl Identity {
         key_origin: &str,
     ) -> Result<Self, Error> {
         let info = first_of(&chain).map_err(Error::content(origin))?;
+        limits::check_key(&info.key).map_err(Error::content(origin))?;
         let key = signing_key(key, key_origin)?;
         let certified = certify(chain, key).map_err(Error::content(key_origin))?;
         Ok(Self(Arc::new(IdentityParts { certified, info })))

@@ -308,7 +308,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
 }
 
-fn key_kind(key: &SubjectPublicKeyInfo<'_>) -> String {
+pub(crate) fn key_kind(key: &SubjectPublicKeyInfo<'_>) -> String {
     let algorithm = key.algorithm.algorithm.to_id_string();
     match algorithm.as_str() {
         "1.2.840.113549.1.1.1" => match key.parsed() {

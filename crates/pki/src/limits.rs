@@ -8,7 +8,7 @@ use x509_parser::extensions::KeyUsage;
 use crate::error::Fault;
 use crate::inspect::CertificateInfo;
 use crate::role::Role;
-use crate::{der, eku};
+use crate::{der, eku, inspect};
 
 /// The name and the key of a trusted authority, and its path length: the number of authorities that
 /// may be below it. Its certificate may be renewed and the authority stays the same.
@@ -54,6 +54,7 @@ pub(crate) fn check(
     if !der::key_may(&first, KeyUsage::digital_signature)? {
         return Err(Fault::NotForSignatures);
     }
+    check_key(&inspect::key_kind(first.public_key()))?;
     let roles = eku::usages(&first)?.map_or(Role::NONE, eku::roles);
     let mut issuers = vec![first.issuer().as_raw()];
     let mut below = 0;
@@ -86,6 +87,18 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// Checks that TLS can sign with a key of this kind, as [`CertificateInfo::key`](crate::CertificateInfo) names it.
+pub(crate) fn check_key(kind: &str) -> Result<(), Fault> {
+    let bits = kind.strip_prefix("RSA ").and_then(|bits| bits.parse().ok());
+    let is_supported = matches!(kind, "P-256" | "P-384" | "P-521" | "Ed25519")
+        || bits.is_some_and(|bits: u32| (2048..=8192).contains(&bits));
+    if is_supported {
+        Ok(())
+    } else {
+        Err(Fault::UnsupportedKey(kind.to_owned()))
+    }
+}
+
 /// Checks that the key usage of an authority allows keyCertSign.
 pub(crate) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
     if der::key_may(issuer, KeyUsage::key_cert_sign)? {
@@ -94,5 +107,27 @@ pub(crate) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
         Err(Fault::NotAuthority {
             subject: der::distinguished_name(issuer.subject()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_no_peer_can_use_is_named() {
+        for kind in ["P-256", "P-384", "P-521", "Ed25519", "RSA 2048", "RSA 8192"] {
+            assert_eq!(check_key(kind), Ok(()));
+        }
+        for kind in [
+            "RSA 1024",
+            "RSA 9000",
+            "RSA",
+            "EC 1.3.132.0.10",
+            "1.2.840.10040.4.1",
+            "",
+        ] {
+            assert!(check_key(kind).unwrap_err().to_string().contains(kind), "{kind}");
+        }
     }
 }

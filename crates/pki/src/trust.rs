@@ -437,9 +437,9 @@ fn explain(
         return Fault::Refused(error.to_string());
     };
     match error {
-        CertificateError::UnknownIssuer => Fault::UnknownIssuer {
+        CertificateError::UnknownIssuer => unknown_issuer(chain).unwrap_or_else(|| Fault::UnknownIssuer {
             issuer: info.issuer.clone(),
-        },
+        }),
         CertificateError::BadSignature => Fault::BadSignature,
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             usage.unwrap_or_else(|| Fault::Refused(error.to_string()))
@@ -453,6 +453,23 @@ fn explain(
                 .unwrap_or_else(|| Fault::Refused(certificate_fault(&other)))
         }
     }
+}
+
+/// The place at which a chain of several certificates ends; `None` if that is its first one.
+fn unknown_issuer(chain: &[CertificateDer<'_>]) -> Option<Fault> {
+    let mut shown: Vec<_> = chain.iter().flat_map(|der| der::certificate(der)).collect();
+    let (mut last, count) = ((!shown.is_empty()).then(|| shown.remove(0))?, shown.len());
+    while let Some(at) = shown.iter().position(|above| above.subject() == last.issuer()) {
+        last = shown.swap_remove(at);
+    }
+    let issuer = der::distinguished_name(last.issuer());
+    let subject = der::distinguished_name(last.subject());
+    let fault = if subject == issuer {
+        Fault::UnknownIssuer { issuer }
+    } else {
+        Fault::MissingIssuer { subject, issuer }
+    };
+    (shown.len() < count).then_some(fault)
 }
 
 /// The text of webpki's error for an unknown critical extension.

@@ -292,4 +292,12 @@ fn a_refusal_names_the_critical_extension_and_a_chain_that_is_too_long() {
     let chain: Vec<_> = [leaf].into_iter().chain(between).collect();
     let refused = trust(&above[0]).verify(&chain).unwrap_err().to_string();
     assert!(refused.contains("more than the six intermediate"), "{refused}");
+    // A refusal of a chain with a gap names the place.
+    let leaf = issued(&above[4], &[1], None).0;
+    let chain = [leaf, above[4].der.clone(), above[2].der.clone()];
+    let missing = Fault::MissingIssuer {
+        subject: "CN=authority 3".to_owned(),
+        issuer: "CN=authority 2".to_owned(),
+    };
+    assert_eq!(trust(&above[0]).verify(&chain).map(drop), Err(missing));
 }

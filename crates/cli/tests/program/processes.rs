@@ -69,6 +69,11 @@ impl Cluster {
         }
     }
 
+    /// Ends the scheduler with SIGKILL.
+    pub fn lose_scheduler(&mut self) {
+        self.scheduler = None;
+    }
+
     /// An agent with the certificate of that name.
     pub fn agent(&self, name: &str, arguments: &[&str]) -> Program {
         Program::start(&mut self.agent_command(name, arguments))

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 use std::time::Instant;
 
 use rustix::process::Signal;
@@ -9,6 +10,7 @@ use ssntp_payload::{
     Delete, Evacuate, InstanceDeleted, InstanceState, NextState, NodeStatus, Persistence, Start,
     StartFailure, Stats, Stop, VmType,
 };
+use ssntp_test_support::program::LIMIT;
 use uuid::Uuid;
 
 use crate::processes::{Cluster, Program, ended_in_order, ssntp, wait_for};
@@ -44,6 +46,23 @@ fn an_agent_without_a_state_directory_reports_this_machine() {
         assert_eq!(reason.as_str(), "launch_failure");
         agent.end(signal);
     }
+}
+
+#[test]
+fn the_loss_of_a_session_is_one_line_of_the_log() {
+    let mut cluster = Cluster::new();
+    let mut command = cluster.agent_command("agent", &[]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let agent = ssntp_test_support::program::Program::of(command);
+    agent.line("agent ");
+    cluster.next(|_: &Stats| true);
+    cluster.lose_scheduler();
+    let lines = std::iter::from_fn(|| agent.err.recv_timeout(LIMIT).ok());
+    let lines: Vec<_> = lines
+        .take_while(|line| !line.contains("cannot connect"))
+        .collect();
+    let losses = lines.iter().filter(|line| line.contains("disconnected"));
+    assert_eq!(losses.count(), 1, "{lines:#?}");
 }
 
 #[test]
