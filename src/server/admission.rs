@@ -14,7 +14,7 @@
 //! | the server is shutting down | ConnectionFailure |
 //! | its UUID is the server's own | ConnectionAborted |
 //! | its certificate is bound to another UUID | ConnectionAborted |
-//! | its certificate is unbound, and bound ones are required | ConnectionAborted |
+//! | its certificate is unbound, and bound ones are required for its role | ConnectionAborted |
 //! | an operator has banned its UUID, and the ban lasts | ConnectionFailure |
 //! | its UUID is connected with the same certificate | it takes over |
 //! | … its certificate is bound to the UUID, the old one is not | it takes over |
@@ -128,6 +128,9 @@ pub struct AdmissionPolicy {
     /// role can take the UUID of a client that is not connected, even if that client has a bound
     /// certificate. Default: false.
     pub require_bound_uuid: bool,
+    /// The roles for which the certificate need not be bound nevertheless. So several programs of one person may share a
+    /// certificate, each with a UUID of its own. Default: none.
+    pub unbound_roles: Role,
     /// The maximum number of sessions of one certificate; further ones get ConnectionFailure. At least 1. A
     /// number above the default has no effect, so that one certificate never takes all places. A bound
     /// certificate always has one session at a time, and one more while the session before it ends.
@@ -139,6 +142,9 @@ impl AdmissionPolicy {
     setters! {
         /// Sets the field of this name.
         require_bound_uuid: bool;
+
+        /// Sets the field of this name.
+        unbound_roles: Role;
 
         /// Sets the field of this name.
         sessions_per_certificate: usize;
@@ -166,7 +172,7 @@ impl AdmissionPolicy {
         match bound {
             // The handshake has checked this as well. The rows below rely on it.
             Some(bound) if bound != uuid => return Err(Refusal::BorrowedUuid { claimed: uuid, bound }),
-            None if self.require_bound_uuid => return Err(Refusal::UnboundCertificate),
+            None if situation.needs_bound => return Err(Refusal::UnboundCertificate),
             _ => {}
         }
         // A ban is of a UUID, so it comes after the rows that check the newcomer's right to the UUID.
@@ -255,13 +261,21 @@ impl Admission {
         counts: (usize, usize),
         now: Instant,
     ) -> Result<Option<SessionId>, Refusal> {
-        let situation = self.situation(newcomer.uuid, holder, counts, now);
+        let AdmissionPolicy {
+            require_bound_uuid,
+            unbound_roles,
+            ..
+        } = self.policy;
+        let situation = Situation {
+            needs_bound: require_bound_uuid && !unbound_roles.contains(newcomer.role),
+            ..self.situation(newcomer.uuid, holder, counts, now)
+        };
         self.policy
             .judge(newcomer.uuid, newcomer.certificate.uuid, &situation)
     }
 
     /// Judges whether a newcomer of another server may take over the session `holder` of this UUID. `bound` is the
-    /// UUID in its certificate. The other server applies its own limits, so none applies here.
+    /// UUID in its certificate. The other server applies its own rules and limits, so none applies here.
     pub(super) fn judge_takeover(
         &self,
         uuid: Uuid,
@@ -286,6 +300,7 @@ impl Admission {
     ) -> Situation {
         Situation {
             server: self.server,
+            needs_bound: false,
             stopping: !self.is_open() || self.is_draining(),
             maximum: self.max_sessions,
             sessions,
@@ -354,6 +369,8 @@ impl Admission {
 pub(super) struct Situation {
     /// The server's own UUID.
     pub(super) server: Uuid,
+    /// True if the newcomer's certificate must be bound to its UUID.
+    pub(super) needs_bound: bool,
     pub(super) stopping: bool,
     pub(super) maximum: usize,
     /// The number of sessions, including those whose threads still end.

@@ -22,13 +22,18 @@ fn judge(
     is_bound: bool,
     situation: &Situation,
 ) -> Result<Option<SessionId>, Refusal> {
-    policy.judge(CLIENT, is_bound.then_some(CLIENT), situation)
+    let situation = Situation {
+        needs_bound: policy.require_bound_uuid,
+        ..situation.clone()
+    };
+    policy.judge(CLIENT, is_bound.then_some(CLIENT), &situation)
 }
 
 /// A server with room and without sessions.
 fn empty() -> Situation {
     Situation {
         server: SERVER,
+        needs_bound: false,
         stopping: false,
         maximum: 8,
         sessions: 0,
@@ -168,7 +173,11 @@ fn a_free_uuid_is_given_unless_the_certificate_forbids_it() {
         (strict, borrowed, not_its_own),
     ];
     for (policy, (uuid, bound), expected) in rows {
-        let verdict = policy.judge(uuid, bound, &empty());
+        let situation = Situation {
+            needs_bound: policy.require_bound_uuid,
+            ..empty()
+        };
+        let verdict = policy.judge(uuid, bound, &situation);
         assert_eq!(verdict, expected, "{uuid} {bound:?} {policy:?}");
     }
     // If certificates must be bound, an unbound one cannot take over even its own session.
@@ -352,6 +361,7 @@ impl Model {
         let holder = self.sessions.iter().find(|(_, has, ..)| *has == uuid);
         let situation = Situation {
             server: SERVER,
+            needs_bound: self.policy.require_bound_uuid,
             stopping: false,
             maximum: self.maximum,
             sessions: self.taken(),

@@ -152,8 +152,12 @@ fn a_certificate_bound_to_another_uuid_is_aborted() {
 
 /// The answer to a client with this certificate that asks for this UUID.
 fn refused(server: &TestServer, identity: &Identity, uuid: Uuid) -> Option<FrameKind> {
+    refused_as(server, identity, Role::AGENT, uuid)
+}
+
+fn refused_as(server: &TestServer, identity: &Identity, role: Role, uuid: Uuid) -> Option<FrameKind> {
     let mut peer = server.dial(identity);
-    peer.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
+    peer.send_bytes(&Connect::new(role, uuid, false).encode());
     let refusal = peer.refusal();
     assert!(peer.was_closed, "the connection ended without close_notify");
     refusal
@@ -315,6 +319,17 @@ fn a_server_that_requires_bound_certificates_aborts_the_others() {
     let uuid = Uuid::new_v4();
     assert_eq!(refused(&server, &identity(Role::AGENT), uuid), ABORTED);
     server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
+
+    // A certificate of two roles is exempt for one of them.
+    let server = TestServer::start((), |c| c.admission(policy.unbound_roles(Role::CONTROLLER)));
+    let certificate = identity(Role::CONTROLLER | Role::AGENT);
+    assert_eq!(refused_as(&server, &certificate, Role::AGENT, uuid), ABORTED);
+    let both = Role::CONTROLLER | Role::AGENT;
+    assert_eq!(refused_as(&server, &certificate, both, uuid), ABORTED);
+    let sessions: Vec<_> = (0..2)
+        .map(|_| server.connect_as(&certificate, Role::CONTROLLER, Uuid::new_v4()))
+        .collect();
+    assert_eq!(sessions.len(), 2);
 }
 
 #[test]

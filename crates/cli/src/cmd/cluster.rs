@@ -113,9 +113,8 @@ impl Init {
             .uuid(Uuid::new_v4());
         wanted.hosts = self.hosts();
         let its = authority.issue(&wanted)?;
-        let wanted = CertificateRequest::new(Role::CONTROLLER)
-            .days(DAYS)
-            .uuid(Uuid::new_v4());
+        // Bound to no UUID, so that several commands may run at a time.
+        let wanted = CertificateRequest::new(Role::CONTROLLER).days(DAYS);
         let mine = authority.issue(&wanted.name("operator"))?;
         let state = file("state");
         fs::create_dir_all(&state).map_err(|e| Failure::at(&state, e))?;

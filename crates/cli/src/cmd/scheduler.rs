@@ -88,8 +88,8 @@ pub(crate) struct Args {
     /// the START has failed and the workload is deleted
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     start_limit: Seconds,
-    /// Also admit clients whose certificate is not bound to a UUID: such a client may
-    /// connect as any node
+    /// Also admit nodes whose certificate is not bound to a UUID: such a node may connect
+    /// as any other
     #[arg(long)]
     allow_unbound: bool,
     #[command(flatten)]
@@ -190,7 +190,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let server = ServerConfig::new(identity.clone(), refusing(&trust));
     let credentials = RefCell::new((identity, trust));
     let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
-    let server = args.admission.apply(server, !args.allow_unbound);
+    // The UUID of a controller gives it no right, and commands of one person run side by side.
+    let server = args
+        .admission
+        .apply(server, !args.allow_unbound, Role::CONTROLLER);
     let server = server.given(enrolment, ServerConfig::enrol);
     let scheduler = Scheduler::new(config).map_err(Failure::new)?;
     let (shown, of_engine) = args.join.read()?;

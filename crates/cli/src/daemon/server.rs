@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::value_parser;
 use serde_json::{Value, json};
+use ssntp::Role;
 use ssntp::payload::yaml;
 use ssntp::server::{AdmissionPolicy, ServerConfig, ServerHandle};
 use ssntp::transport::Address;
@@ -56,12 +57,14 @@ impl Admission {
     }
 
     /// Applies these flags to a configuration. If `bound`, clients need a certificate that is bound
-    /// to their UUID.
-    pub(crate) fn apply(&self, config: ServerConfig, bound: bool) -> ServerConfig {
+    /// to their UUID, except for the roles `unbound`.
+    pub(crate) fn apply(&self, config: ServerConfig, bound: bool, unbound: Role) -> ServerConfig {
         let number = |flag: Option<u32>| flag.map(|number| number as usize);
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let most = number(self.sessions_per_certificate);
-        let policy = AdmissionPolicy::default().require_bound_uuid(bound);
+        let policy = AdmissionPolicy::default()
+            .require_bound_uuid(bound)
+            .unbound_roles(unbound);
         config
             .admission(policy.given(most, AdmissionPolicy::sessions_per_certificate))
             .given(number(self.max_sessions), ServerConfig::max_sessions)

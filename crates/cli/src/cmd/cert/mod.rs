@@ -140,7 +140,7 @@ struct Holder {
     #[arg(long, conflicts_with = "bound")]
     uuid: Option<Uuid>,
     /// Bind the certificate to a new UUID, and print it; a scheduler without
-    /// --allow-unbound admits only certificates that are bound to a UUID
+    /// --allow-unbound admits nodes only with such a certificate
     #[arg(long)]
     bound: bool,
     /// The name of the holder and of the file [default: the roles joined with -]

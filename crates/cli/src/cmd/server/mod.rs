@@ -301,7 +301,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .slow_consumer(args.slow_consumer)
         .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
-    config = args.admission.apply(config, args.require_bound);
+    config = args.admission.apply(config, args.require_bound, Role::NONE);
     if dev.is_some() && args.listen.is_empty() {
         config = config.listen(dev::LISTEN.parse()?);
     }

@@ -93,6 +93,30 @@ impl Made {
 }
 
 #[test]
+fn commands_of_one_operator_run_side_by_side() {
+    let made = Made::new();
+    let _scheduler = made.scheduler("");
+    let events = made.run("ctl events");
+    let first = events.line("");
+    assert!(first.contains("connected to "), "{first}");
+    for _ in 0..2 {
+        assert_eq!(
+            made.list("ctl sessions").len(),
+            2,
+            "this command, and the one that waits for events"
+        );
+    }
+    events.signal(Signal::TERM);
+    let ended = events.ended();
+    assert_eq!(ended.code, Some(0), "{:?}", ended.err);
+    assert!(
+        !ended.out.iter().any(|line| line.contains("disconnected")),
+        "{:?}",
+        ended.out
+    );
+}
+
+#[test]
 fn a_node_joins_with_a_token_that_counts_once_and_stays_out_once_it_is_revoked() {
     let made = Made::new();
     let mut scheduler = made.scheduler("");
