@@ -93,6 +93,15 @@ impl Store {
             std::io::ErrorKind::WouldBlock => StoreError::InUse(file.clone()),
             _ => failed(e),
         })?;
+        // A new database has a schema at once. SQLite would take a file that was emptied for a new one, and with it
+        // no workload would be left.
+        if std::fs::metadata(&file).is_ok_and(|found| found.len() == 0) {
+            return Err(StoreError::failed(
+                &file,
+                Fault::Damaged,
+                "it is empty".to_owned(),
+            ));
+        }
         let mut options = OpenOptions::new();
         drop(
             options

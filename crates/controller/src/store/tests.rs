@@ -94,6 +94,22 @@ fn committed_changes_are_read_back_after_a_restart() {
 }
 
 #[test]
+fn a_database_that_was_emptied_is_refused_and_one_without_workloads_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        Store::open(dir.path(), Limits::default()).unwrap();
+    }
+    fs::write(dir.path().join(FILE), "").unwrap();
+    let refused = Store::open(dir.path(), Limits::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("controller.db: it is damaged") && refused.contains("it is empty"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn a_second_controller_cannot_open_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let first = Store::open(dir.path(), Limits::default()).unwrap();

@@ -96,6 +96,12 @@ impl Ledger {
 
 fn read(path: &Path) -> io::Result<HashMap<Uuid, Uuid>> {
     let text = match fs::read(path) {
+        // A scheduler writes at least one byte, so something else has emptied the file.
+        Ok(bytes) if bytes.is_empty() => {
+            let why = "it is empty, so the nodes of instances are lost; delete it to begin without them";
+            let why = format!("{}: {why}", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
         Err(e) => return Err(e),
@@ -164,7 +170,8 @@ impl Book {
             file.write_all(text.as_bytes())?;
             return file.sync_data();
         }
-        let mut whole = String::new();
+        // The empty line tells a file without instances from one that was emptied.
+        let mut whole = "\n".to_owned();
         for (instance, node) in &self.owners {
             let _ = writeln!(whole, "{instance} {node}");
         }
@@ -177,6 +184,19 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_was_emptied_is_refused_and_one_without_instances_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            assert!(Ledger::open(dir.path()).unwrap().1.is_empty());
+        }
+        fs::write(dir.path().join(FILE), "").unwrap();
+        let refused = Ledger::open(dir.path()).unwrap_err().to_string();
+        assert!(refused.contains("it is empty"), "{refused}");
+        fs::remove_file(dir.path().join(FILE)).unwrap();
+        assert!(Ledger::open(dir.path()).is_ok());
+    }
 
     #[test]
     fn slow_disk_is_logged_once_until_half_of_the_queue_is_free() {
@@ -235,7 +255,8 @@ mod tests {
             (format!("\u{feff}{one} {two}\r\n\r\n{two} {one}"), Some(2)),
             (format!("{one} {two}\n{one}"), Some(1)),
             (format!("{one} {two}\n\0\0\0"), Some(1)),
-            (String::new(), Some(0)),
+            (String::new(), None),
+            ("\n".to_owned(), Some(0)),
             (format!("{one} {two}\n{two} 0000\n{two} {one}\n"), None),
             (format!("{one} {two} {two}\n"), None),
             (format!("x\n{one} {two}\n"), None),
