@@ -1,12 +1,14 @@
 //! `ssntp ctl events`, and the loop that it shares with lists with `--watch`. Both run until a
 //! signal comes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ssntp_view::{Change, Controller};
+use ssntp_view::{Change, Controller, View};
+use uuid::Uuid;
 
-use super::json;
 use super::options::Options;
+use super::{json, tables};
 use crate::connection::{self, Complaint, ended};
 use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
@@ -73,12 +75,22 @@ pub(super) struct EventsArgs {
 }
 
 pub(super) fn events(options: &Options, stop: &Stop, args: &EventsArgs) -> Result<(), Failure> {
-    follow(options, stop, |_, changes| {
+    let mut names = BTreeMap::new();
+    follow(options, stop, |controller, changes| {
         let mut output = Output::lock();
         for change in changes {
             match change {
                 Change::NodeStats { .. } if !args.stats => {}
-                _ => output.line(line(change, options.json))?,
+                _ if options.json => {
+                    output.line(printable_json(&json::change(change, wall_clock()).to_string()))?;
+                }
+                _ => {
+                    let text = controller.look(|view| with_names(view, &mut names, &change.to_string()));
+                    output.line(format_args!("{} {}", json::time(wall_clock()), printable(&text)))?;
+                }
+            }
+            if let Change::InstanceGone { instance, .. } | Change::InstanceDeleted { instance, .. } = change {
+                names.remove(instance);
             }
         }
         // A reader at the other end of a pipe waits for each line.
@@ -86,11 +98,63 @@ pub(super) fn events(options: &Options, stop: &Stop, args: &EventsArgs) -> Resul
     })
 }
 
-fn line(change: &Change, json: bool) -> String {
-    let at = wall_clock();
-    if json {
-        printable_json(&json::change(change, at).to_string())
-    } else {
-        format!("{} {}", json::time(at), printable(&change.to_string()))
+/// The text with the names of nodes and instances instead of their UUIDs. `names` has those that were known when
+/// an earlier line named them: an instance that is gone has left the view.
+fn with_names(view: &View, names: &mut BTreeMap<Uuid, String>, text: &str) -> String {
+    let is_outside = |c: char| !c.is_ascii_hexdigit() && c != '-';
+    let mut named = String::new();
+    for piece in text.split_inclusive(is_outside) {
+        let word = piece.trim_end_matches(is_outside);
+        let uuid = Some(word)
+            .filter(|word| word.len() == 36)
+            .and_then(|word| Uuid::try_parse(word).ok());
+        let Some(uuid) = uuid else {
+            named.push_str(piece);
+            continue;
+        };
+        if let Some(name) = tables::name_of(view, uuid) {
+            names.insert(uuid, name);
+        }
+        named.push_str(names.get(&uuid).map_or(word, String::as_str));
+        named.push_str(&piece[word.len()..]);
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::Frame;
+    use ssntp_payload::{InstanceState, InstanceStats, Stats};
+
+    use super::*;
+
+    #[test]
+    fn names_stand_for_uuids_also_after_an_instance_is_gone() {
+        let [node, instance] = [1, 2].map(|number: u128| Uuid::from_u128(number << 96));
+        let mut view = View::default();
+        let mut stats = Stats {
+            node_uuid: node.into(),
+            hostname: "node2".into(),
+            ..Stats::default()
+        };
+        stats.instances.push(InstanceStats {
+            instance_uuid: instance.into(),
+            name: "web-3".into(),
+            state: InstanceState::Active,
+            ..InstanceStats::default()
+        });
+        view.apply(&Frame::of(&stats), wall_clock());
+        let mut names = BTreeMap::new();
+        let text = format!("instance {instance} is active on node {node}, {}", Uuid::nil());
+        let shown = "instance web-3 (00000002) is active on node node2 (00000001), ";
+        assert_eq!(
+            with_names(&view, &mut names, &text),
+            format!("{shown}{}", Uuid::nil())
+        );
+        let text = format!("{instance} is gone");
+        assert_eq!(
+            with_names(&View::default(), &mut names, &text),
+            "web-3 (00000002) is gone"
+        );
     }
 }

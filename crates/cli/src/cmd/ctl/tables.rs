@@ -276,13 +276,27 @@ pub(crate) fn short(uuid: &str) -> String {
 
 /// A node's UUID, shortened if no other node's UUID begins so.
 fn shortest(view: &View, node: Uuid) -> String {
-    let begins_so = |other: &Node| other.uuid != node && (other.uuid.as_u128() ^ node.as_u128()) >> 96 == 0;
-    let whole = node.to_string();
-    if view.nodes().any(begins_so) {
+    shortest_of(node, view.nodes().map(|other| other.uuid))
+}
+
+/// The beginning of a UUID if no other one begins so, else all of it.
+fn shortest_of(uuid: Uuid, mut others: impl Iterator<Item = Uuid>) -> String {
+    let whole = uuid.to_string();
+    if others.any(|other| other != uuid && (other.as_u128() ^ uuid.as_u128()) >> 96 == 0) {
         whole
     } else {
         short(&whole)
     }
+}
+
+/// The name of a node or an instance, and the beginning of its UUID; `None` if it has no name.
+pub(super) fn name_of(view: &View, uuid: Uuid) -> Option<String> {
+    let instance = view.instance(uuid).map(|instance| &instance.stats.name);
+    let node = || view.node(uuid).map(|node| &node.stats.hostname);
+    let name = instance.or_else(node).filter(|name| !name.is_empty())?;
+    let all = view.nodes().map(|node| node.uuid);
+    let all = all.chain(view.instances().map(|instance| instance.uuid));
+    Some(format!("{name} ({})", shortest_of(uuid, all)))
 }
 
 pub(crate) fn host(name: &str) -> String {

@@ -172,6 +172,16 @@ impl Demo {
             if let Some((_, node)) = output.trim_end().split_once("runs on node ") {
                 self.values.entry("{node}".into()).or_insert_with(|| short(node));
             }
+            // Later lines call the instance by its name.
+            if let Some((_, name)) = line.split_once("--name ")
+                && let Some(uuid) = output
+                    .split(' ')
+                    .nth(1)
+                    .filter(|uuid| Uuid::try_parse(uuid).is_ok())
+            {
+                let name = name.split(' ').next().unwrap_or_default();
+                self.set(&format!("{{{name}}}"), uuid);
+            }
             // It is for the node that joins next.
             if let Some((_, token)) = output.split_once("--join '") {
                 self.set("{token}", token.split('\'').next().unwrap_or_default());
@@ -320,7 +330,14 @@ impl Demo {
     /// Prints a step that has been seen, with the values of its names. Lines after the first are its details.
     fn say(&self, text: &str) -> Result<(), Failure> {
         let time = elapsed(self.began).as_secs_f64();
-        let text = self.filled(text);
+        let has_uuid = |(_, value): &(&String, &String)| Uuid::try_parse(value).is_ok();
+        let text = self
+            .values
+            .iter()
+            .filter(has_uuid)
+            .fold(self.filled(text), |text, (name, value)| {
+                text.replace(value, name.trim_matches(['{', '}']))
+            });
         let lines: Vec<_> = text.lines().map(printable).collect();
         print_line(format_args!("{time:5.1} s  {}", lines.join("\n         ")))
     }

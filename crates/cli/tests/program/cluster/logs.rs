@@ -235,7 +235,7 @@ fn a_log_that_is_not_a_regular_file_is_not_read() {
     );
 }
 
-fn client(directory: &Path, cert: &str) -> ClientConfig {
+pub(super) fn client(directory: &Path, cert: &str) -> ClientConfig {
     let identity = Identity::load(directory.join(cert)).unwrap();
     ClientConfig::new(identity, Trust::load(directory.join("ca.pem")).unwrap())
 }

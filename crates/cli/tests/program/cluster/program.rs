@@ -3,7 +3,9 @@
 use std::fs;
 
 use rustix::process::Signal;
+use ssntp::client::Client;
 
+use super::logs::client;
 use crate::cluster::processes::{Cluster, Done, Process, end_of, ssntp, until};
 
 #[test]
@@ -216,9 +218,9 @@ fn the_first_line_of_each_program_is_json_if_a_flag_says_so() {
 }
 
 #[test]
-fn a_scheduler_admits_only_bound_certificates_unless_a_flag_says_otherwise() {
+fn a_scheduler_admits_nodes_with_bound_certificates_only_unless_a_flag_says_otherwise() {
     let cluster = Cluster::new("");
-    let nodes = |flags: &str| {
+    let admits = |flags: &str| {
         let line = format!("scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem {flags}");
         let words: Vec<_> = line.split_whitespace().collect();
         let mut process = Process::of(cluster.command(&words), &cluster.path(""), "bound");
@@ -228,16 +230,19 @@ fn a_scheduler_admits_only_bound_certificates_unless_a_flag_says_otherwise() {
             .strip_prefix("listening at ")
             .unwrap()
             .to_owned();
-        let codes = ["bound.pem", "controller.pem"].map(|cert| {
+        for cert in ["bound.pem", "controller.pem"] {
             let done = cluster.ctl(&format!("nodes --connect {address} --cert {cert}"));
-            done.code
-        });
+            assert_eq!(done.code, Some(0), "{cert}: {}", done.stderr);
+        }
+        let config = client(&cluster.path(""), "agent.pem").address(address.parse().unwrap());
+        let admitted = Client::connect(config).map(drop);
         process.signal(Signal::TERM);
         assert_eq!(process.end(), Some(0), "{}", process.log());
-        codes
+        admitted
     };
-    assert_eq!(nodes(""), [Some(0), Some(1)]);
-    assert_eq!(nodes("--allow-unbound"), [Some(0), Some(0)]);
+    let refused = admits("").unwrap_err();
+    assert!(refused.to_string().contains("bound to no UUID"), "{refused}");
+    admits("--allow-unbound").unwrap();
 }
 
 #[test]
