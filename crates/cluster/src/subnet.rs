@@ -28,6 +28,7 @@ pub fn removed(tenant: &TenantAdded) -> TenantRemoved {
         concentrator_uuid: tenant.concentrator_uuid,
         concentrator_ip: tenant.concentrator_ip,
         subnet_key: tenant.subnet_key,
+        addresses: Vec::new(),
     }
 }
 

@@ -21,6 +21,10 @@ alike! {
         concentrator_ip: String,
         /// The key of the tunnel, see [`subnet_key`]; default: 0.
         subnet_key: u32,
+        /// In TenantAdded for a concentrator: the addresses that lead to the node, which the scheduler has
+        /// leased to instances there. A key of this project, which others ignore; default: none. Left out then.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        addresses: Vec<Ipv4Addr>,
     }
 
     /// A node runs its first workload of a tenant.

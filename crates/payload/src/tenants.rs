@@ -1,6 +1,7 @@
 //! Tenant and Tenants (COMMAND and EVENT 0x47): the scheduler's list of tenants, with their networks,
 //! their keys, and the addresses of their instances.
 
+use crate::workload::is_default;
 use ssntp::names;
 use ssntp::payload::Id;
 use ssntp::schema;
@@ -38,6 +39,9 @@ schema! {
         instance_uuid: Id,
         /// The address to lease; default: empty, the first free one.
         ip: String,
+        /// With `release`, true if the instance's node is lost for good; default: false. Left out when false.
+        #[serde(skip_serializing_if = "is_default")]
+        lost: bool,
     }
 
     /// The answer to a [`Tenant`]: the tenants that it selects, in their present state.
@@ -99,6 +103,12 @@ schema! {
         ip: String,
         /// The instance.
         instance_uuid: Id,
+        /// Its node; default: empty, no node has it. Left out then.
+        #[serde(skip_serializing_if = "Id::is_empty")]
+        node_uuid: Id,
+        /// `unknown` while its node is away; default: empty, its node's STATS have its state. Left out then.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        state: String,
     }
 }
 

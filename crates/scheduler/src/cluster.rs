@@ -1,7 +1,11 @@
 //! What one scheduler that leads knows of its cluster. It passes each frame and each session to the
 //! rooms that own the facts, in an order in which reports come before the failures that they cause.
 
+use std::collections::{BTreeSet, HashMap};
+use std::net::Ipv4Addr;
 use std::time::Instant;
+
+use uuid::Uuid;
 
 use super::cncis::Cncis;
 use super::commands::Commands;
@@ -21,7 +25,7 @@ use ssntp::server::{DisconnectReason, SessionInfo};
 use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
     AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, StartFailure,
-    StartFailureReason, StatsSummary,
+    StartFailureReason, StatsSummary, Tenant, TenantAction, TenantAddress,
 };
 use ssntp_transport::excerpt;
 
@@ -134,20 +138,27 @@ impl Cluster {
     }
 
     /// A client has connected, which may be a node or a concentrator.
-    pub(super) fn handle_connected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) {
+    pub(super) fn handle_connected(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        tenants: &TenantTable,
+        session: &SessionInfo,
+    ) {
         if self.nodes.handle_connected(out, session) {
             // The STATS that another server has kept may be older than the session.
             let sends_new_stats = session.server() == out.cx.uuid();
             self.starts
                 .handle_node_connected(session.uuid(), session.role(), sends_new_stats);
         }
-        self.cncis.handle_connected(out, session);
+        self.cncis
+            .handle_connected(out, session, &addresses(&self.starts, tenants));
     }
 
     /// The session of a client has ended. `is_unreachable` is true if only the link to its server has.
     pub(super) fn handle_disconnected(
         &mut self,
         out: &mut Out<'_, '_>,
+        tenants: &TenantTable,
         session: &SessionInfo,
         reason: &DisconnectReason,
         is_unreachable: bool,
@@ -162,7 +173,8 @@ impl Cluster {
         let returns = || self.starts.handle_node_disconnected(node, may_return);
         if self.nodes.handle_disconnected(out, session, returns) {
             if !is_unreachable {
-                self.starts.handle_node_away(node, out.now());
+                let has_address = |instance| tenants.has_address(instance);
+                self.starts.handle_node_away(node, has_address, out.now());
             }
             self.starts.handle_node_changed(out, node);
         }
@@ -333,7 +345,8 @@ impl Cluster {
     ) {
         match Event(frame.kind().operand) {
             Event::TENANT_ADDED | Event::TENANT_REMOVED => {
-                if let Err(agent) = self.cncis.handle_tenant(out, from, frame) {
+                let addresses = addresses(&self.starts, tenants);
+                if let Err(agent) = self.cncis.handle_tenant(out, from, frame, &addresses) {
                     let about = format_args!("of agent {agent}");
                     self.reports.reject(out, from, frame, &about);
                 }
@@ -427,29 +440,86 @@ impl Cluster {
         from: &SessionInfo,
         frame: &Frame,
     ) {
-        let in_use = |instance| match self.starts.instances().taken(instance)? {
-            (_, None) => Some("the START of this instance waits for a node".to_owned()),
-            (_, Some(node)) => self
-                .nodes
-                .is_connected(node)
-                .then(|| format!("node {node} has this instance: delete it, which frees its address")),
+        let Ok(asked) = frame.payload::<Tenant>() else {
+            return out.invalid_frame(from, frame.kind(), &Reason::InvalidData);
+        };
+        let released = asked.instance_uuid.uuid();
+        let released = released.filter(|_| asked.action == TenantAction::Release);
+        let in_use = released.and_then(|instance| self.hold(out, tenants, instance, asked.lost));
+        let instances = self.starts.instances();
+        let place = |address: &mut TenantAddress| {
+            let instance = address.instance_uuid.uuid();
+            if let Some((instance, node)) = instance.and_then(|it| Some((it, instances.node_of(it)?))) {
+                address.node_uuid = node.into();
+                if instances.is_unknown(instance) {
+                    "unknown".clone_into(&mut address.state);
+                }
+            }
         };
         // It has an address again, which the next leader would free if it found only then that the
         // instance is gone.
-        if let Some(instance) = tenants.handle_command(out, from, frame, in_use) {
+        if let Some(instance) = tenants.handle_command(out, from, &asked, in_use, place) {
             self.starts.record_gone(instance);
         }
     }
 
+    /// The reason why the address of an instance cannot be released. With `lost` the instance is forgotten if
+    /// its node is away.
+    fn hold(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        tenants: &TenantTable,
+        instance: Uuid,
+        lost: bool,
+    ) -> Option<String> {
+        match self.starts.instances().taken(instance)? {
+            (_, None) => Some("the START of this instance waits for a node".to_owned()),
+            (_, Some(node)) if !self.starts.instances().is_unknown(instance) => Some(format!(
+                "node {node} has this instance: delete it, which frees its address"
+            )),
+            (_, Some(node)) if !lost => Some(format!(
+                "node {node}, which is away, may still have this instance: if the node is lost for good, \
+                 revoke its certificates, or release the address as lost"
+            )),
+            (_, Some(node)) => {
+                let tunnel = tenants.tunnel_of(instance, node)?;
+                if !self.cncis.close_tunnel(out, &tunnel) {
+                    return Some(
+                        "the concentrator of the tenant is away, and has to be told first".to_owned(),
+                    );
+                }
+                self.starts.handle_lost_node(out, instance);
+                None
+            }
+        }
+    }
+
+    /// A node whose certificates are revoked is lost for good if it is away: its instances have ended. Those
+    /// with an address are kept until their concentrator has been told.
+    pub(super) fn handle_lost_node(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable, node: Uuid) {
+        let mut told = HashMap::new();
+        for instance in self.starts.instances().of_away(node) {
+            let is_told = tenants.tunnel_of(instance, node).is_none_or(|tunnel| {
+                let cnci = tunnel.concentrator_uuid.clone();
+                *told
+                    .entry(cnci)
+                    .or_insert_with(|| self.cncis.close_tunnel(out, &tunnel))
+            });
+            if is_told {
+                self.starts.handle_lost_node(out, instance);
+            }
+        }
+    }
+
     /// Handles the time limits that are over.
-    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>) {
+    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable) {
         while let Some(node) = self.nodes.take_departed(out.now()) {
             self.starts.handle_node_departed(out, node);
         }
         while let Some(node) = self.nodes.expire(out) {
             self.starts.handle_stale(out, node, true);
         }
-        self.starts.expire(out);
+        self.starts.expire(out, |instance| tenants.has_address(instance));
         self.commands.expire(out);
     }
 
@@ -466,9 +536,18 @@ impl Cluster {
     /// Frees the addresses of instances that are gone, takes back their public addresses, and sends
     /// the other schedulers what has changed. Called after each event.
     pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
+        // Before addresses are freed, which is why their nodes no longer have them.
+        let moved = self.starts.take_moved().into_iter();
+        let tunnels = moved.filter_map(|(instance, node)| {
+            let tunnel = tenants.tunnel_of(instance, node)?;
+            Some((tunnel.concentrator_uuid.uuid()?, node))
+        });
+        let tunnels: BTreeSet<_> = tunnels.collect();
         for instance in self.starts.take_unused() {
             tenants.free(instance, is_shared);
         }
+        self.cncis
+            .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
         for instance in tenants.take_to_check() {
             self.cncis
                 .release_public_ips(out, instance, |ip| tenants.is_outdated(ip));
@@ -496,5 +575,14 @@ impl Cluster {
     /// The role of clients that get a snapshot.
     pub(super) fn is_controller(session: &SessionInfo) -> bool {
         session.role().intersects(Role::CONTROLLER)
+    }
+}
+
+/// The addresses of a concentrator's network that lead to a node: those of the instances there.
+fn addresses<'a>(starts: &'a Starts, tenants: &'a TenantTable) -> impl Fn(Uuid, Uuid) -> Vec<Ipv4Addr> + 'a {
+    move |cnci, node| {
+        let all = tenants.addresses_of(cnci);
+        let there = all.filter(|(_, instance)| starts.instances().node_of(*instance) == Some(node));
+        there.map(|(ip, _)| ip).collect()
     }
 }

@@ -1,24 +1,26 @@
 //! The reports of connected concentrators. They are kept for controllers that connect later, which
 //! otherwise could not show the concentrators or find the one that serves an address.
 //!
-//! The tenants that agents report to concentrators. When a concentrator reconnects, it receives the
-//! reports that it has missed. An agent's tenants, and the TenantRemoved that a concentrator has not
+//! The tenants that agents report to concentrators, to which the addresses of instances are added, so that
+//! concentrators learn nothing from packets. When a concentrator reconnects, it receives the reports that it
+//! has missed. An agent's tenants, and the TenantRemoved that a concentrator has not
 //! received, are kept as long as the agent is connected.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use uuid::Uuid;
 
 use super::out::Out;
-use super::parking::detached;
+use super::parking::{detached, with_trace_of};
 use super::relay;
 use ssntp::Role;
 use ssntp::payload::{Error, Id};
 use ssntp::proto::{Event, Frame};
 use ssntp::server::SessionInfo;
 use ssntp_cluster::subnet;
-use ssntp_payload::{PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, TenantRemoved};
+use ssntp_payload::{PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp, TenantAdded, TenantRemoved};
 
 /// The maximum number of public addresses that are kept of a concentrator.
 const MAX_ADDRESSES: usize = 4096;
@@ -33,6 +35,8 @@ const MAX_TENANTS: usize = 4096;
 const MAX_TENANTS_OF_ALL: usize = 65_536;
 /// A concentrator, a tenant, and the subnet of that tenant that the concentrator serves.
 type Served = (Uuid, Id, IpNet);
+/// The addresses of a concentrator's network that lead to a node.
+pub(super) type Addresses<'a> = dyn Fn(Uuid, Uuid) -> Vec<Ipv4Addr> + 'a;
 
 /// The connected concentrators that have reported something, by UUID.
 #[derive(Debug, Default)]
@@ -139,13 +143,14 @@ impl Cncis {
         holders.next().map(|(uuid, _)| *uuid)
     }
 
-    /// Handles TenantAdded or TenantRemoved of an agent, for the concentrator that it names. The
-    /// error is the other agent that it names.
+    /// Handles TenantAdded or TenantRemoved of an agent, for the concentrator that it names, to which
+    /// `addresses` go as well. The error is the other agent that it names.
     pub(super) fn handle_tenant(
         &mut self,
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
         frame: &Frame,
+        addresses: &Addresses<'_>,
     ) -> Result<(), Id> {
         let event = match read(frame) {
             Ok(event) => event,
@@ -158,10 +163,16 @@ impl Cncis {
         if !agent.is_empty() && agent != from.uuid() {
             return Err(agent);
         }
+        let subnet = subnet::network(&event.tenant_subnet).ok();
+        let served = cnci.uuid().zip(subnet);
+        let served = served.map(|(cnci, subnet)| (cnci, event.tenant_uuid, subnet));
+        let placed = served
+            .as_ref()
+            .map(|served| placed(frame, served, from.uuid(), addresses));
+        let placed = placed.as_ref().unwrap_or(frame);
         // If the concentrator is away, this fails, and the event is sent when it reconnects.
-        let is_forwarded = relay::forward(out, from, frame, (&cnci, Role::CNCIAGENT)).is_ok();
-        if let Some((cnci, subnet)) = cnci.uuid().zip(subnet::network(&event.tenant_subnet).ok()) {
-            let served = (cnci, event.tenant_uuid, subnet);
+        let is_forwarded = relay::forward(out, from, placed, (&cnci, Role::CNCIAGENT)).is_ok();
+        if let Some(served) = served {
             // A TenantRemoved that the concentrator has received is not needed any more.
             if is_forwarded && frame.kind() == Event::TENANT_REMOVED {
                 self.forget(&served, from.uuid());
@@ -197,20 +208,75 @@ impl Cncis {
         }
     }
 
+    /// Tells concentrators which addresses lead to a node now, after an instance has come to it or left it.
+    pub(super) fn handle_moved(
+        &self,
+        out: &mut Out<'_, '_>,
+        moved: &BTreeSet<(Uuid, Uuid)>,
+        addresses: &Addresses<'_>,
+    ) {
+        for (cnci, node) in moved {
+            let tenants = self.tenants.get(node).into_iter().flatten();
+            let of = tenants.filter(|((of, ..), report)| of == cnci && report.kind() == Event::TENANT_ADDED);
+            for (served, report) in of {
+                // One that is away is told when it connects.
+                let _ = tell(out, *cnci, &placed(report, served, *node, addresses));
+            }
+        }
+    }
+
+    /// Tells a concentrator that a node is lost, so that it closes its tunnel to it; false if the concentrator
+    /// is away.
+    pub(super) fn close_tunnel(&mut self, out: &mut Out<'_, '_>, tunnel: &TenantRemoved) -> bool {
+        let cnci = tunnel.concentrator_uuid.uuid();
+        cnci.is_some_and(|cnci| tell(out, cnci, &Frame::of(tunnel)))
+    }
+
     /// Sends a concentrator that has connected the reports about the tenants that it serves.
-    pub(super) fn handle_connected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) {
+    pub(super) fn handle_connected(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        session: &SessionInfo,
+        addresses: &Addresses<'_>,
+    ) {
         if !session.role().intersects(Role::CNCIAGENT) {
             return;
         }
-        for tenants in self.tenants.values_mut() {
-            tenants.retain(|(cnci, ..), report| {
-                let is_sent = *cnci == session.uuid() && out.cx.send(session.uuid(), report).is_ok();
+        for (node, tenants) in &mut self.tenants {
+            tenants.retain(|served, report| {
+                let is_sent = served.0 == session.uuid()
+                    && tell(out, session.uuid(), &placed(report, served, *node, addresses));
                 // A TenantRemoved is kept only until the concentrator has received it.
                 let is_done = is_sent && report.kind() == Event::TENANT_REMOVED;
                 self.tenant_count -= usize::from(is_done);
                 !is_done
             });
         }
+    }
+}
+
+/// Sends a frame to a concentrator; false if it is away.
+fn tell(out: &mut Out<'_, '_>, cnci: Uuid, frame: &Frame) -> bool {
+    let directory = out.cx.directory();
+    let session = directory.session(cnci);
+    let is_there = session.is_some_and(|session| session.role().intersects(Role::CNCIAGENT));
+    is_there && out.cx.send(cnci, frame).is_ok()
+}
+
+/// The report of an agent with the addresses that lead to it.
+fn placed(report: &Frame, served: &Served, node: Uuid, addresses: &Addresses<'_>) -> Frame {
+    let added = (report.kind() == Event::TENANT_ADDED).then(|| report.payload::<TenantAdded>());
+    match added {
+        Some(Ok(added)) => {
+            let addresses = addresses(served.0, node);
+            let of_subnet = |ip: &Ipv4Addr| served.2.contains(&IpAddr::from(*ip));
+            let addresses: Vec<_> = addresses.into_iter().filter(of_subnet).collect();
+            if addresses == added.addresses {
+                return report.clone();
+            }
+            with_trace_of(report, Frame::of(&TenantAdded { addresses, ..added }))
+        }
+        _ => report.clone(),
     }
 }
 

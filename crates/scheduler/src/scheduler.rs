@@ -1,6 +1,7 @@
 //! The scheduler as the application of a server. It alone dispatches: the match of
 //! [`handle`](Scheduler::handle) is the table of contents of the rooms.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -60,6 +61,8 @@ pub struct Scheduler {
     tenants: TenantTable,
     /// Carries out the commands about tokens and certificates; `None` if no node can join.
     clerk: Option<Clerk>,
+    /// The nodes whose certificates are all revoked.
+    lost: BTreeSet<Uuid>,
     /// `Some` if this is one of several schedulers.
     term: Option<Term>,
     /// The last reports of the clients of this one of several schedulers.
@@ -83,7 +86,8 @@ impl Scheduler {
         };
         let mut cluster = Cluster::new(&config);
         if let Some(state) = &config.state {
-            let kept = cluster.starts().keep_in(state, now());
+            let has_address = |instance| tenants.has_address(instance);
+            let kept = cluster.starts().keep_in(state, has_address, now());
             kept.map_err(|e| SchedulerError::Read(state.clone(), e))?;
         }
         Ok(Self {
@@ -92,6 +96,7 @@ impl Scheduler {
             configuration,
             tenants,
             clerk: None,
+            lost: BTreeSet::new(),
             term: None,
             following: Following::default(),
             pause: Pause::default(),
@@ -295,7 +300,11 @@ impl Scheduler {
         if Cluster::is_controller(session) {
             self.cluster.handle_controller(out, session, is_syncing);
         }
-        self.cluster.handle_connected(out, session);
+        self.cluster.handle_connected(out, &self.tenants, session);
+        if session.role().intersects(Role::CNCIAGENT) {
+            self.release_lost(cx);
+            self.finish(cx);
+        }
     }
 
     /// Enters a session into the table of sessions. If the client has another session there, that
@@ -324,15 +333,29 @@ impl Scheduler {
         }
         let out = &mut Out::new(cx, &mut self.log);
         self.cluster
-            .handle_disconnected(out, session, reason, is_unreachable);
+            .handle_disconnected(out, &self.tenants, session, reason, is_unreachable);
+        if is_node {
+            self.release_lost(cx);
+        }
+    }
+
+    /// Ends the instances of nodes that are away and whose certificates are revoked.
+    fn release_lost(&mut self, cx: &mut Context<'_>) {
+        let out = &mut Out::new(cx, &mut self.log);
+        for node in &self.lost {
+            self.cluster.handle_lost_node(out, &self.tenants, *node);
+        }
     }
 
     /// The unreachable nodes of a server that have no session elsewhere count as away from now on.
-    fn release_unreachable(&mut self, cx: &Context<'_>, server: Uuid) {
+    fn release_unreachable(&mut self, cx: &mut Context<'_>, server: Uuid) {
         let Some(term) = &mut self.term else { return };
+        let has_address = |instance| self.tenants.has_address(instance);
         for node in term.take_unreachable(server) {
-            self.cluster.starts().handle_node_away(node, cx.now());
+            let now = cx.now();
+            self.cluster.starts().handle_node_away(node, has_address, now);
         }
+        self.release_lost(cx);
     }
 
     /// Takes up a new view of the engine or the end of the lease: this scheduler may begin to lead,
@@ -359,11 +382,15 @@ impl Scheduler {
         let Some(term) = &mut self.term else { return };
         let intents = term.begin(acting, cx.now());
         cx.set_leader_token(Some(acting.token));
-        let is_there = |node| cx.directory().session(node).is_some();
-        self.cluster.starts().adopt(intents, is_there, cx.now());
+        // First, because the tenants say which instances have addresses.
         if let Err(e) = self.take_documents(cx, view) {
             error!(target: "ssntp::scheduler", "a document of the engine cannot be used: {e}");
         }
+        let has_address = |instance| self.tenants.has_address(instance);
+        let is_there = |node| cx.directory().session(node).is_some();
+        self.cluster
+            .starts()
+            .adopt(intents, is_there, has_address, cx.now());
         self.cluster.free_again(&mut self.tenants);
         let servers: Vec<_> = cx.servers().map(|server| server.uuid).collect();
         for server in servers {
@@ -378,8 +405,9 @@ impl Scheduler {
         for session in &sessions {
             self.enter_session(cx, session);
             let out = &mut Out::new(cx, &mut self.log);
-            self.cluster.handle_connected(out, session);
+            self.cluster.handle_connected(out, &self.tenants, session);
         }
+        self.release_lost(cx);
         self.begin_transfer(cx, cx.uuid());
     }
 
@@ -660,8 +688,9 @@ impl Handler for Scheduler {
     fn next_timer(&self) -> Option<Instant> {
         // A keeper has only woken the dispatcher; the timer takes its result.
         let is_written = self.configuration.is_done() || self.tenants.is_done();
+        let has_lost = self.config.enrolments.as_ref().is_some_and(Enrolments::has_lost);
         let of_all = [
-            is_written.then(now),
+            (is_written || has_lost).then(now),
             self.configuration.next_deadline(),
             self.term.as_ref().and_then(Term::next_deadline),
             self.following.next_deadline(self.leads()),
@@ -680,6 +709,9 @@ impl Handler for Scheduler {
         self.follow_engine(cx);
         self.continue_transfer(cx);
         let lead = self.token();
+        let lost = self.config.enrolments.as_ref().and_then(Enrolments::take_lost);
+        let has_lost = lost.is_some();
+        self.lost = lost.unwrap_or_else(|| std::mem::take(&mut self.lost));
         let out = &mut Out::new(cx, &mut self.log);
         // Also done by a former leader, because its last write still needs an answer.
         self.configuration.proceed(out, lead);
@@ -699,12 +731,15 @@ impl Handler for Scheduler {
         if !self.leads() {
             return self.following.expire(&mut Out::new(cx, &mut self.log));
         }
+        if has_lost {
+            self.release_lost(cx);
+        }
         self.finish_sync(cx);
         self.pause.handle_timer(cx.now(), self.cluster.first_limit());
         let is_syncing = self.is_syncing();
         let out = &mut Out::new(cx, &mut self.log);
         if !self.pause.is_catching_up(out.now()) {
-            self.cluster.expire(out);
+            self.cluster.expire(out, &self.tenants);
         }
         self.cluster.continue_snapshots(out, is_syncing);
         self.finish(cx);

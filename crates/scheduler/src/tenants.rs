@@ -28,12 +28,11 @@ use ipnet::Ipv4Net;
 use ssntp::payload::{Id, yaml};
 use ssntp::proto::Frame;
 use ssntp::server::SessionInfo;
-use ssntp_cluster::refusal::Reason;
-use ssntp_cluster::subnet::{MAX_KEY, gateway, subnet};
+use ssntp_cluster::subnet::{MAX_KEY, gateway, mac_of, subnet};
 use ssntp_cluster::summed::{parse_summed, read_summed, summed};
 use ssntp_payload::{
     CommandSubject, PublicIpAssigned, StartFailureReason, StartPayload, Tenant, TenantAction as Action,
-    TenantAddress, TenantEntry, TenantRefusal as Refusal, Tenants as Answer, check_name,
+    TenantAddress, TenantEntry, TenantRefusal as Refusal, TenantRemoved, Tenants as Answer, check_name,
 };
 
 /// The maximum number of tenants. Each is a subnet with a concentrator.
@@ -129,6 +128,7 @@ impl Record {
                 .map(|(ip, instance)| TenantAddress {
                     ip: ip.to_string(),
                     instance_uuid: (*instance).into(),
+                    ..TenantAddress::default()
                 })
                 .collect(),
         }
@@ -404,6 +404,34 @@ impl TenantTable {
         true
     }
 
+    /// True if an instance has an address in a tenant's network.
+    pub(super) fn has_address(&self, instance: Uuid) -> bool {
+        self.instances.contains_key(&instance)
+    }
+
+    /// The tunnel of a node in the network in which an instance has an address.
+    pub(super) fn tunnel_of(&self, instance: Uuid, node: Uuid) -> Option<TenantRemoved> {
+        let (tenant, _) = self.instances.get(&instance)?;
+        let record = self.table.tenants.get(tenant)?;
+        Some(TenantRemoved {
+            agent_uuid: node.into(),
+            tenant_uuid: record.tenant_uuid.into(),
+            tenant_subnet: record.subnet.to_string(),
+            concentrator_uuid: record.concentrator_uuid.into(),
+            concentrator_ip: record.concentrator_ip.addr().to_string(),
+            subnet_key: record.key,
+            ..TenantRemoved::default()
+        })
+    }
+
+    /// The addresses in the network of a concentrator, each with its instance.
+    pub(super) fn addresses_of(&self, cnci: Uuid) -> impl Iterator<Item = (Ipv4Addr, Uuid)> {
+        let mut tenants = self.table.tenants.values();
+        let of = tenants.find(|record| record.concentrator_uuid == cnci);
+        let addresses = of.into_iter().flat_map(|record| &record.addresses);
+        addresses.map(|(ip, instance)| (*ip, *instance))
+    }
+
     /// A concentrator has reported a public address of an instance, which may be outdated.
     pub(super) fn handle_public_ip(&mut self, public: &PublicIpAssigned) {
         if self.is_outdated(public) {
@@ -502,6 +530,12 @@ impl TenantTable {
             let marked = id.uuid().map(|_| Some(frame.clone()));
             return marked.ok_or_else(|| (InvalidData, format!("there is no tenant {id:?}")));
         };
+        let (ip, mac) = (start.networking.private_ip.parse(), &start.networking.vnic_mac);
+        // Concentrators learn no MAC addresses.
+        if !mac.is_empty() && !ip.is_ok_and(|ip| mac.eq_ignore_ascii_case(&mac_of(ip))) {
+            let why = format!("vnic_mac {mac:?}: in a tenant's network it follows from the address");
+            return Err((InvalidData, why));
+        }
         if !is_announced(record.concentrator_uuid) {
             let why = format!("the concentrator of tenant {name} does not run");
             return Err((NoNetCn, why));
@@ -540,38 +574,37 @@ impl TenantTable {
     }
 
     /// Handles a Tenant of a controller, unless `in_use` says why the address of its instance is in
-    /// use. Returns an instance whose freed address it has again.
+    /// use. `place` adds the node of an instance to its address. Returns an instance whose freed address it
+    /// has again.
     pub(super) fn handle_command(
         &mut self,
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
-        frame: &Frame,
-        in_use: impl FnOnce(Uuid) -> Option<String>,
+        asked: &Tenant,
+        in_use: Option<String>,
+        place: impl Fn(&mut TenantAddress),
     ) -> Option<Uuid> {
-        let Ok(asked) = frame.payload::<Tenant>() else {
-            out.invalid_frame(from, frame.kind(), &Reason::InvalidData);
-            return None;
-        };
         let instance = asked.instance_uuid.uuid();
         let freeing = instance.filter(|instance| self.is_freeing(*instance));
         let changes = !matches!(asked.action, Action::List | Action::Show);
-        let released = instance.filter(|_| asked.action == Action::Release);
         let handled = if changes && self.waiting.len() >= MAX_WAITING {
             // The disk may hang, and a controller may send any number of changes meanwhile.
             Err((Refusal::AtLimit, "too many changes wait for the disk".to_owned()))
-        } else if let Some(why) = released.and_then(in_use) {
+        } else if let Some(why) = in_use {
             // The instance would keep using the address, and another one could get it as well.
             Err((Refusal::InUse, why))
         } else {
-            self.change(&asked)
+            self.change(asked)
         };
-        let (answer, has_changed) = match handled {
+        let (mut answer, has_changed) = match handled {
             Ok(handled) => handled,
             Err(why) => {
-                send(out, from, &refused(&asked, why));
+                send(out, from, &refused(asked, why));
                 return None;
             }
         };
+        let addresses = answer.entries.iter_mut().flat_map(|entry| &mut entry.addresses);
+        addresses.for_each(place);
         if has_changed {
             limited!(info, out, from.uuid(), "tenant";
                 "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);

@@ -102,6 +102,7 @@ pub(super) fn tenant_of(start: &Start, node: Uuid, tunnel_ip: &str) -> Option<Te
         concentrator_uuid: networking.concentrator_uuid.clone(),
         concentrator_ip: networking.concentrator_ip.clone(),
         subnet_key: networking.subnet_key.parse().unwrap_or(own_key),
+        addresses: Vec::new(),
     })
 }
 

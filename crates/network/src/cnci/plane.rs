@@ -43,6 +43,14 @@ pub trait DataPlane: Send + fmt::Debug {
     fn apply(&mut self, _: &Tables) -> Result<Vec<String>, String> {
         Ok(Vec::new())
     }
+
+    /// Makes the addresses of instances lead to their nodes, after the addresses of tunnels have changed alone.
+    ///
+    /// # Errors
+    /// Some do not. The next [`apply`](Self::apply) makes them.
+    fn forward(&mut self, _: &Tables) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// A data plane that moves no packets. Only the tables are kept.

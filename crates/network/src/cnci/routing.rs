@@ -40,8 +40,13 @@ pub struct Routing {
     config: TunnelConfig,
     /// The entries that were left out the last time, with the reasons.
     left_out: Vec<String>,
+    /// The node to which each address of an instance leads.
+    forwarded: Forwarded,
     leases: Leases,
 }
+
+/// The nodes of addresses, each in the subnet of a key.
+type Forwarded = BTreeMap<(u32, Ipv4Addr), Ipv4Addr>;
 
 /// The tunnels, routes and addresses that the kernel should have, by the tables.
 #[derive(Debug, Default)]
@@ -50,6 +55,8 @@ struct Wanted {
     subnets: BTreeMap<u32, Ipv4Net>,
     /// The nodes of each key.
     nodes: BTreeSet<(u32, Ipv4Addr)>,
+    /// The nodes of the addresses of instances.
+    forwarded: Forwarded,
     /// The private address of each public address.
     public: BTreeMap<Ipv4Addr, Ipv4Addr>,
     peers: Option<Mesh>,
@@ -64,6 +71,14 @@ struct Entry {
     ifname: String,
     #[serde(default)]
     dst: Option<Ipv4Addr>,
+}
+
+#[derive(Debug, Deserialize)]
+struct KnownHost {
+    dst: Ipv4Addr,
+    dev: String,
+    #[serde(default)]
+    lladdr: String,
 }
 
 impl Wanted {
@@ -108,6 +123,12 @@ impl Wanted {
         }
         self.subnets.insert(key, subnet);
         self.nodes.insert((key, node));
+        let own = gateway(subnet);
+        let of_instances = tunnel
+            .addresses
+            .iter()
+            .filter(|ip| subnet.contains(*ip) && **ip != own);
+        self.forwarded.extend(of_instances.map(|ip| ((key, *ip), node)));
         Ok(())
     }
 
@@ -138,6 +159,7 @@ impl Routing {
             underlay: Underlay::find(&ip.to_string())?,
             config,
             left_out: Vec::new(),
+            forwarded: Forwarded::new(),
             leases: Leases::default(),
         })
     }
@@ -154,7 +176,7 @@ impl Routing {
             .and(set("ipv4/conf/all/send_redirects", "0"))
             .and(self.settle_tunnels(wanted))
             .and(self.settle_public_addresses(wanted))
-            .and(settle_flood_entries(wanted));
+            .and(settle_entries(wanted));
         self.leases.serve(&wanted.subnets, &self.config);
         made
     }
@@ -164,15 +186,14 @@ impl Routing {
         let Wanted { subnets, peers, .. } = wanted;
         let (local, TunnelConfig { mtu, port, .. }) = (self.underlay.ip, &self.config);
         let own = |subnet: &Ipv4Net| Ipv4Net::new_assert(gateway(*subnet), subnet.prefix_len());
-        let tunnels = subnets
-            .iter()
-            .map(|(key, subnet)| (*key, own(subnet), "learning"));
-        let mesh = peers.iter().map(|mesh| (mesh.id, mesh.own.into(), "nolearning"));
-        let tunnels: Vec<(u32, Ipv4Net, _)> = tunnels.chain(mesh).collect();
+        let tunnels = subnets.iter().map(|(key, subnet)| (*key, own(subnet)));
+        let mesh = peers.iter().map(|mesh| (mesh.id, mesh.own.into()));
+        let tunnels: Vec<(u32, Ipv4Net)> = tunnels.chain(mesh).collect();
         // Peers and instances compute the MAC address of a tunnel from its IP address.
         let is_right = |link: &Link| {
-            let is_it = |(key, own, _): &(u32, Ipv4Net, _)| {
-                link.is_tunnel(*key, local, *port) && link.address == mac_of(own.addr())
+            let learns = link.linkinfo["info_data"]["learning"] == true;
+            let is_it = |(key, own): &(u32, Ipv4Net)| {
+                link.is_tunnel(*key, local, *port) && link.address == mac_of(own.addr()) && !learns
             };
             tunnels.iter().any(is_it)
         };
@@ -180,13 +201,13 @@ impl Routing {
         delete(&wrong.into_iter().map(|link| link.ifname).collect::<Vec<_>>());
         let there = links::addresses();
         let (mut batch, mut entries) = (String::new(), String::new());
-        for (key, own, learns) in &tunnels {
+        for (key, own) in &tunnels {
             let (name, mac) = (tunnel_name(*key), mac_of(own.addr()));
             if !right.iter().any(|link| link.ifname == name) {
                 let _ = write!(
                     batch,
                     "link add name {name} group {GROUP} address {mac} mtu {mtu} type vxlan id {key} \
-                     local {local} dstport {port} {learns}\n\
+                     local {local} dstport {port} nolearning\n\
                      link set {name} addrgenmode none\n"
                 );
             }
@@ -375,8 +396,15 @@ impl DataPlane for Routing {
         let wanted = Wanted::of(tables, self.underlay.ip);
         let new = self.newly_left_out(&wanted);
         self.settle(&wanted)?;
-        self.left_out = wanted.left_out;
+        (self.left_out, self.forwarded) = (wanted.left_out, wanted.forwarded);
         Ok(new)
+    }
+
+    fn forward(&mut self, tables: &Tables) -> Result<(), String> {
+        let wanted = Wanted::of(tables, self.underlay.ip).forwarded;
+        let changes = changes(&self.forwarded, &wanted);
+        self.forwarded = wanted;
+        changes.make()
     }
 }
 
@@ -393,10 +421,51 @@ fn answers(ip: Ipv4Addr, device: &str) -> Result<bool, String> {
     Ok(known.iter().any(|host| host.get("lladdr").is_some()))
 }
 
-/// Makes the entries by which broadcasts reach the nodes.
-fn settle_flood_entries(wanted: &Wanted) -> Result<(), String> {
-    let there: Vec<Entry> = tools::json("bridge", &["fdb", "show"])?;
-    let there = there
+/// Commands that change where addresses of instances lead.
+#[derive(Debug, Default)]
+struct Changes {
+    /// Commands of `bridge`.
+    entries: String,
+    /// Commands of `ip`.
+    neighbours: String,
+}
+
+impl Changes {
+    /// The MAC address of an address is at this node. It is known from the address, so nobody is asked for it.
+    fn set(&mut self, (key, ip): (u32, Ipv4Addr), node: Ipv4Addr) {
+        let (name, mac) = (tunnel_name(key), mac_of(ip));
+        let _ = writeln!(self.entries, "fdb replace {mac} dev {name} dst {node}");
+        let _ = writeln!(
+            self.neighbours,
+            "neigh replace {ip} lladdr {mac} dev {name} nud permanent"
+        );
+    }
+
+    fn make(&self) -> Result<(), String> {
+        tools::anyway("bridge", &self.entries).and(tools::anyway("ip", &self.neighbours))
+    }
+}
+
+/// The commands that lead from the nodes of addresses to others.
+fn changes(before: &Forwarded, wanted: &Forwarded) -> Changes {
+    let mut changes = Changes::default();
+    for ((key, ip), node) in before.iter().filter(|(at, _)| !wanted.contains_key(at)) {
+        let (name, mac) = (tunnel_name(*key), mac_of(*ip));
+        let _ = writeln!(changes.entries, "fdb del {mac} dev {name} dst {node}");
+        let _ = writeln!(changes.neighbours, "neigh del {ip} dev {name}");
+    }
+    for (at, node) in wanted.iter().filter(|(at, node)| before.get(at) != Some(node)) {
+        changes.set(*at, *node);
+    }
+    changes
+}
+
+/// Makes the entries by which packets reach the nodes: broadcasts all of them, and those for an instance its
+/// own. A packet for an instance without an entry is sent to all nodes.
+fn settle_entries(wanted: &Wanted) -> Result<(), String> {
+    let all: Vec<Entry> = tools::json("bridge", &["fdb", "show"])?;
+    let of_instances = settle_forwarded(wanted, &all);
+    let there = all
         .into_iter()
         .filter(|entry| entry.mac == ALL && entry.ifname.starts_with(TUNNEL));
     let there: BTreeSet<_> = there
@@ -411,7 +480,50 @@ fn settle_flood_entries(wanted: &Wanted) -> Result<(), String> {
     for (name, node) in there.difference(&nodes) {
         let _ = writeln!(entries, "fdb del {ALL} dev {name} dst {node}");
     }
-    tools::anyway("bridge", &entries)
+    of_instances.and(tools::anyway("bridge", &entries))
+}
+
+/// Makes the entries for the addresses of instances, and deletes those of other addresses of their subnets.
+fn settle_forwarded(wanted: &Wanted, there: &[Entry]) -> Result<(), String> {
+    let keys: BTreeMap<_, _> = wanted
+        .subnets
+        .keys()
+        .map(|key| (tunnel_name(*key), *key))
+        .collect();
+    let neighbours: Vec<KnownHost> = tools::json("ip", &["-4", "neigh", "show", "nud", "permanent"])?;
+    let neighbours = neighbours.into_iter();
+    let known: BTreeMap<_, _> = neighbours
+        .filter_map(|it| Some(((*keys.get(&it.dev)?, it.dst), it.lladdr)))
+        .collect();
+    let mut entries: BTreeSet<_> = there
+        .iter()
+        .filter_map(|entry| Some((*keys.get(&entry.ifname)?, entry.mac.clone(), entry.dst?)))
+        .filter(|(_, mac, _)| mac != ALL)
+        .collect();
+    let mut changes = Changes::default();
+    for ((key, ip), node) in &wanted.forwarded {
+        let mac = mac_of(*ip);
+        let is_known = known.get(&(*key, *ip)) == Some(&mac);
+        if !entries.remove(&(*key, mac, *node)) || !is_known {
+            changes.set((*key, *ip), *node);
+        }
+    }
+    // An entry with another node is replaced above.
+    let is_wanted: BTreeSet<_> = wanted
+        .forwarded
+        .keys()
+        .map(|(key, ip)| (*key, mac_of(*ip)))
+        .collect();
+    for (key, mac, node) in entries {
+        if !is_wanted.contains(&(key, mac.clone())) {
+            let name = tunnel_name(key);
+            let _ = writeln!(changes.entries, "fdb del {mac} dev {name} dst {node}");
+        }
+    }
+    for (key, ip) in known.keys().filter(|at| !wanted.forwarded.contains_key(at)) {
+        let _ = writeln!(changes.neighbours, "neigh del {ip} dev {}", tunnel_name(*key));
+    }
+    changes.make()
 }
 
 /// The routes to peers that this namespace has.

@@ -254,6 +254,9 @@ impl Service for Runner {
             Event::Outcome(never) => match never {},
         }
         self.send_held(uplink);
+        if uplink.client.events().is_empty() {
+            self.concentrator.catch_up();
+        }
     }
 
     fn deadline(&self) -> Option<Instant> {

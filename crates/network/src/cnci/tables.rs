@@ -1,6 +1,6 @@
 //! The tables of a concentrator.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,8 @@ pub struct Tunnel {
     pub subnet: String,
     /// The key of the tunnel.
     pub key: u32,
+    /// The addresses that lead to the node: those that the scheduler has leased to instances there.
+    pub addresses: Vec<Ipv4Addr>,
 }
 
 /// A public address, and the instance that has it.
@@ -77,6 +79,10 @@ impl Tables {
     }
 
     pub(super) fn insert_tunnel(&mut self, tunnel: Tunnel) {
+        // An instance that has moved was at another node before.
+        for other in self.tunnels.iter_mut().filter(|it| it.subnet == tunnel.subnet) {
+            other.addresses.retain(|ip| !tunnel.addresses.contains(ip));
+        }
         let key = |t: &Tunnel| (t.agent_uuid.clone(), t.subnet.clone());
         // The list is sorted by this key, also in the file.
         match self.tunnels.binary_search_by_key(&key(&tunnel), key) {

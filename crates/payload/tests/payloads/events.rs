@@ -18,8 +18,15 @@ fn tenant_added_and_removed_are_read_and_written_back() {
         concentrator_uuid: CNCI.into(),
         concentrator_ip: "10.0.0.33".to_owned(),
         subnet_key: 4268,
+        addresses: Vec::new(),
     };
     assert_eq!(added, expected);
+    // A key of this project, which others ignore.
+    assert!(!text(&added.encode()).contains("addresses"));
+    survives(&TenantAdded {
+        addresses: vec![[172, 16, 0, 2].into()],
+        ..expected
+    });
     assert_eq!(added.subnet_key, subnet_key(Ipv4Addr::new(172, 16, 0, 0)));
     assert_eq!(subnet_key(Ipv4Addr::new(10, 0, 0, 255)), 0xff00_000a);
 

@@ -1,7 +1,7 @@
 //! What is known of tokens, of the certificates that nodes got for them, and of those that are revoked.
 //! One value, which is stored as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use ssntp::pki::{Enrolled, JoinRefusal, Serial, StoredToken};
@@ -128,6 +128,15 @@ impl Records {
         let added = added.filter(Option::is_none).count();
         self.tokens.retain(|_, token| token.uuid != Some(node));
         Some(added)
+    }
+
+    /// The nodes whose certificates are all revoked.
+    pub(super) fn lost(&self) -> BTreeSet<Uuid> {
+        let all = self.certificates.iter();
+        let (revoked, valid): (Vec<_>, Vec<_>) = all.partition(|one| self.revoked.contains_key(&one.serial));
+        let valid: BTreeSet<_> = valid.iter().map(|one| one.uuid).collect();
+        let revoked = revoked.iter().map(|one| one.uuid);
+        revoked.filter(|node| !valid.contains(node)).collect()
     }
 
     /// Keeps the certificates revoked that were so before.

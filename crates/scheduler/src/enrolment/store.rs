@@ -3,14 +3,15 @@
 //! It owns the records and makes one change at a time: a change is stored first, and only then shown. It
 //! never knows who asks for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 use std::{fmt, fs, io};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use uuid::Uuid;
 
 use super::records::Records;
 use crate::figures::{EnrolmentFigures, tally};
@@ -56,6 +57,8 @@ pub(super) struct RecordStore {
     awaiting: AtomicUsize,
     /// Has a message when the revoked certificates may have changed.
     revoked: OneMessage,
+    /// True if the lost nodes are as they were when they were taken last.
+    has_taken_lost: AtomicBool,
     /// The commands of operators by action and result.
     commands: Mutex<BTreeMap<(&'static str, String), u64>>,
 }
@@ -190,6 +193,17 @@ impl Enrolments {
         }
     }
 
+    /// True if the nodes whose certificates are all revoked may have changed since they were taken.
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.0.has_taken_lost.load(Ordering::Acquire)
+    }
+
+    /// The nodes whose certificates are all revoked, if they may have changed since the last call.
+    pub(crate) fn take_lost(&self) -> Option<BTreeSet<Uuid>> {
+        let is_new = !self.0.has_taken_lost.swap(true, Ordering::AcqRel);
+        is_new.then(|| self.0.records().lost())
+    }
+
     /// Has a message when the revoked certificates may have changed: call [`apply`](Self::apply) then.
     pub fn changes(&self) -> Receiver<()> {
         self.0.revoked.1.clone()
@@ -318,6 +332,8 @@ impl RecordStore {
         records.keep_revoked(&kept.records);
         let before = std::mem::replace(&mut kept.records, Arc::new(records));
         kept.be_shown();
+        // A node that joins again is not lost any more.
+        self.has_taken_lost.store(false, Ordering::Release);
         (kept.revision, kept.is_shown) = (revision, is_shown);
         if !before.revoked().eq(kept.records.revoked()) {
             // One message is enough for all changes.

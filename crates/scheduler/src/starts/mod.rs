@@ -109,8 +109,14 @@ impl Starts {
     }
 
     /// Adopts the node of each instance that an earlier scheduler has kept in this directory, and keeps
-    /// further changes there.
-    pub(crate) fn keep_in(&mut self, directory: &Path, now: Instant) -> io::Result<()> {
+    /// further changes there. `has_address` is true for the instances that have an address in a tenant's
+    /// network.
+    pub(crate) fn keep_in(
+        &mut self,
+        directory: &Path,
+        has_address: impl Fn(Uuid) -> bool,
+        now: Instant,
+    ) -> io::Result<()> {
         let (ledger, owners) = Ledger::open(directory)?;
         let owners = owners.into_iter().map(|(instance, node)| Intent {
             instance,
@@ -118,20 +124,26 @@ impl Starts {
             state: StartState::Answered,
         });
         // No agent has connected yet.
-        self.instances.adopt(owners, |_| false, now);
+        self.instances.adopt(owners, |_| false, has_address, now);
         self.instances.handover().keep_in(ledger);
         Ok(())
     }
 
     /// Adopts the intents of the previous leader, and records changes for the other schedulers from
     /// now on.
-    pub(crate) fn adopt(&mut self, intents: Vec<Intent>, is_connected: impl Fn(Uuid) -> bool, now: Instant) {
+    pub(crate) fn adopt(
+        &mut self,
+        intents: Vec<Intent>,
+        is_connected: impl Fn(Uuid) -> bool,
+        has_address: impl Fn(Uuid) -> bool,
+        now: Instant,
+    ) {
         for intent in &intents {
             if let StartState::InFlight { command_id, .. } = &intent.state {
                 self.moves.adopt(intent.instance, command_id);
             }
         }
-        self.instances.adopt(intents, is_connected, now);
+        self.instances.adopt(intents, is_connected, has_address, now);
         self.instances.handover().record_intents();
     }
 
@@ -159,6 +171,19 @@ impl Starts {
         // A node may have the instance or still start it.
         unused.retain(|instance| self.instances.taken(*instance).is_none());
         unused
+    }
+
+    /// The instances that have come to a node or left one since the last call, each with that node.
+    pub(crate) fn take_moved(&mut self) -> Vec<(Uuid, Uuid)> {
+        self.instances.take_moved()
+    }
+
+    /// An operator says that the node of an instance is lost for good, so the instance has ended.
+    pub(crate) fn handle_lost_node(&mut self, out: &mut Out<'_, '_>, instance: Uuid) {
+        if let Some(pending) = self.instances.lost(instance) {
+            self.handle_lost(out, instance, &pending);
+        }
+        self.maybe_gone.push(instance);
     }
 
     /// Records once more that an instance is gone.
@@ -425,8 +450,9 @@ impl Starts {
         }
     }
 
-    /// Answers STARTs that were parked too long, and those that no node has answered in time.
-    pub(crate) fn expire(&mut self, out: &mut Out<'_, '_>) {
+    /// Answers STARTs that were parked too long, and those that no node has answered in time. Forgets the
+    /// instances of nodes that are away for too long, but not those with addresses.
+    pub(crate) fn expire(&mut self, out: &mut Out<'_, '_>, has_address: impl Fn(Uuid) -> bool) {
         let now = out.now();
         while let Some(ParkedStart { mut start, .. }) = self.parked.expire(now) {
             // It may have waited for a node with fewer siblings than another one that is ready.
@@ -443,7 +469,7 @@ impl Starts {
                 "START of {}: no node has sent READY in time", start.instance);
             self.refuse_start(out, &start, StartFailureReason::FullCloud);
         }
-        for (instance, pending) in self.instances.expire(now) {
+        for (instance, pending) in self.instances.expire(has_address, now) {
             self.handle_lost(out, instance, &pending);
             // If the node starts the instance later, it must not run, because its START has failed.
             delete_given_up(out, instance, pending.allocation.node);
@@ -743,8 +769,8 @@ impl Starts {
     }
 
     /// The instances of a node that has disconnected count as away.
-    pub(crate) fn handle_node_away(&mut self, node: Uuid, now: Instant) {
-        self.instances.node_left(node, now);
+    pub(crate) fn handle_node_away(&mut self, node: Uuid, has_address: impl Fn(Uuid) -> bool, now: Instant) {
+        self.instances.node_left(node, has_address, now);
     }
 
     /// A node has sent no STATS for too long, or sends them again.

@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::payload::Payload;
+use ssntp::pki::Enrolled;
 use ssntp::proto::Command;
+use ssntp::server::{Enrolment, EnrolmentStore};
+use ssntp_payload::{CertificateAction, EnrolmentRefusal, ManageCertificates, NodeCertificates};
 use ssntp_payload::{
     CommandSubject, ConcentratorInstanceAdded, Delete, DeleteFailure, DeleteFailureReason, Evacuate,
     InstanceState, InstanceStopped, Maintenance, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp,
-    Start, StartFailure, StartFailureReason as Reason, StartPayload, Tenant, TenantAction, TenantEntry,
-    Tenants,
+    Start, StartFailure, StartFailureReason as Reason, StartPayload, Tenant, TenantAction, TenantAdded,
+    TenantEntry, TenantRefusal, TenantRemoved, Tenants,
 };
-use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;
+use ssntp_scheduler::{Enrolments, SchedulerConfig};
 use uuid::Uuid;
 
 use super::client::Client;
@@ -34,12 +37,20 @@ fn with_running_instance() -> (Cluster, Client, Client, Start) {
 /// Sends a request about the tenant `blue` and an instance, and returns its answer.
 #[track_caller]
 fn ask(controller: &mut Client, action: TenantAction, instance: Uuid) -> Tenants {
+    let answer = answer(controller, action, instance, false);
+    assert_eq!(answer.reason.as_str(), "", "{}", answer.detail);
+    answer
+}
+
+#[track_caller]
+fn answer(controller: &mut Client, action: TenantAction, instance: Uuid, lost: bool) -> Tenants {
     controller.drain();
     controller.send_payload(&Tenant {
         id: "1".into(),
         action,
         name: "blue".into(),
         instance_uuid: instance.into(),
+        lost,
         entry: TenantEntry {
             tenant_uuid: Uuid::from_u128(1).into(),
             subnet: "10.1.0.0/24".into(),
@@ -49,9 +60,7 @@ fn ask(controller: &mut Client, action: TenantAction, instance: Uuid) -> Tenants
         },
         ..Tenant::default()
     });
-    let answer: Tenants = controller.expect_payload();
-    assert_eq!(answer.reason.as_str(), "", "{}", answer.detail);
-    answer
+    controller.expect_payload()
 }
 
 #[track_caller]
@@ -107,6 +116,163 @@ fn with_concentrator(cluster: &Cluster, controller: &mut Client) -> Client {
     cnci.expect_nothing();
     controller.drain();
     cnci
+}
+
+/// The session of a node or a concentrator ends.
+#[track_caller]
+fn leave(cluster: &Cluster, client: Client) {
+    let uuid = client.uuid;
+    drop(client);
+    cluster.wait_disconnected(uuid);
+}
+
+#[test]
+fn an_address_is_kept_while_its_node_is_away_unless_an_operator_says_that_the_node_is_lost() {
+    let (cluster, mut controller, node, start) = with_running_instance();
+    let (instance, uuid) = (start.instance_uuid, node.uuid);
+    let cnci = with_concentrator(&cluster, &mut controller);
+    let shown = |controller: &mut Client| {
+        let entry = ask(controller, TenantAction::Show, instance).entries.remove(0);
+        let address = entry.addresses.into_iter().next().unwrap();
+        (address.node_uuid, address.state)
+    };
+    let refused = |controller: &mut Client, lost: bool, why: &str| {
+        let refused = answer(controller, TenantAction::Release, instance, lost);
+        assert_eq!(refused.reason, TenantRefusal::InUse);
+        assert!(refused.detail.contains(why), "{}", refused.detail);
+    };
+    assert_eq!(shown(&mut controller), (uuid.into(), String::new()));
+    refused(&mut controller, true, "has this instance: delete it");
+    leave(&cluster, node);
+    assert_eq!(shown(&mut controller), (uuid.into(), "unknown".to_owned()));
+    refused(
+        &mut controller,
+        false,
+        "which is away, may still have this instance",
+    );
+    leave(&cluster, cnci);
+    refused(&mut controller, true, "the concentrator of the tenant is away");
+    let mut cnci = with_concentrator(&cluster, &mut controller);
+    let released = answer(&mut controller, TenantAction::Release, instance, true);
+    assert_eq!(released.reason.as_str(), "", "{}", released.detail);
+    let removed: TenantRemoved = cnci.expect_payload();
+    assert_eq!(
+        (removed.agent_uuid, removed.concentrator_uuid),
+        (uuid.into(), CNCI.into())
+    );
+    assert_eq!(
+        (removed.tenant_subnet.as_str(), removed.subnet_key),
+        ("10.1.0.0/24", 1)
+    );
+    assert!(!has_address(&mut controller, instance));
+    // Its UUID is free as well.
+    let mut other = cluster.node(1000, &mut []);
+    controller.drain();
+    start_on(&mut controller, &mut other, &start);
+}
+
+#[test]
+fn the_addresses_of_a_node_whose_certificates_are_revoked_are_freed_once_the_concentrator_is_told() {
+    let records = Enrolments::default();
+    let issuer = ssntp_test_support::authority()
+        .issuer("one", Role::AGENT, 10)
+        .unwrap();
+    let enrolment = Enrolment::new(issuer, records.clone());
+    let config = SchedulerConfig::new().enrolments(records.clone());
+    let cluster = Cluster::with(config, |server| server.enrol(enrolment));
+    let mut controller = cluster.controller();
+    let revoke = |controller: &mut Client, node: Uuid| {
+        for serial in ["0a", "0b"] {
+            let enrolled = Enrolled {
+                uuid: node,
+                roles: Role::AGENT,
+                serial: format!("{serial}:{:02x}", node.as_u128() & 0x7f),
+                ends: 9_999_999_999,
+                token: String::new(),
+                key: String::new(),
+                chain: String::new(),
+            };
+            let before = super::client::identity(Role::AGENT);
+            records.renew(before.info(), &enrolled).unwrap();
+        }
+        controller.drain();
+        controller.send_payload(&ManageCertificates {
+            id: "1".into(),
+            action: CertificateAction::Revoke,
+            uuid: node.into(),
+            after: 0,
+        });
+        let answer: NodeCertificates = controller.expect_payload();
+        assert_eq!(answer.reason, EnrolmentRefusal::NotRefused, "{}", answer.detail);
+    };
+    for is_away_first in [true, false] {
+        let mut node = cluster.node(1000, &mut [&mut controller]);
+        let (uuid, start) = (node.uuid, leased(&mut controller));
+        let instance = start.instance_uuid;
+        start_on(&mut controller, &mut node, &start);
+        send_running(&mut node, &[instance]);
+        if is_away_first {
+            leave(&cluster, node);
+            revoke(&mut controller, uuid);
+        } else {
+            revoke(&mut controller, uuid);
+            assert!(has_address(&mut controller, instance), "the node is there");
+            leave(&cluster, node);
+        }
+        // The concentrator may send packets to the node until it is told.
+        assert!(has_address(&mut controller, instance), "{is_away_first}");
+        let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+        assert_eq!(cnci.expect_payload::<TenantRemoved>().agent_uuid, uuid);
+        cnci.expect_nothing();
+        assert!(!has_address(&mut controller, instance), "{is_away_first}");
+        leave(&cluster, cnci);
+    }
+}
+
+/// A concentrator learns nothing from packets.
+#[test]
+fn a_concentrator_is_told_which_addresses_lead_to_a_node() {
+    let cluster = Cluster::opportunistic();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let mut cnci = with_concentrator(&cluster, &mut controller);
+    let [first, second] = [of_blue(1), of_blue(1)];
+    start_on(&mut controller, &mut node, &first);
+    let added = TenantAdded {
+        agent_uuid: node.uuid.into(),
+        agent_ip: "192.0.2.7".into(),
+        tenant_uuid: Uuid::from_u128(1).into(),
+        tenant_subnet: "10.1.0.0/24".into(),
+        concentrator_uuid: CNCI.into(),
+        // Only the scheduler knows which addresses are leased.
+        addresses: vec!["10.1.0.200".parse().unwrap()],
+        ..TenantAdded::default()
+    };
+    let expect = |cnci: &mut Client, last: &[u8]| {
+        let told: TenantAdded = cnci.expect_payload();
+        let addresses = last.iter().map(|last| [10, 1, 0, *last].into()).collect();
+        let wanted = TenantAdded {
+            addresses,
+            ..added.clone()
+        };
+        assert_eq!(told, wanted);
+        cnci.expect_nothing();
+    };
+    node.send_payload(&added);
+    expect(&mut cnci, &[2]);
+    start_on(&mut controller, &mut node, &second);
+    expect(&mut cnci, &[2, 3]);
+    send_running(&mut node, &[first.instance_uuid, second.instance_uuid]);
+    cnci.expect_nothing();
+    leave(&cluster, cnci);
+    send_running(&mut node, &[second.instance_uuid]);
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    expect(&mut cnci, &[3]);
+    send_running(&mut node, &[]);
+    expect(&mut cnci, &[]);
+    // An instance of no tenant changes nothing there.
+    start_on(&mut controller, &mut node, &start(1));
+    cnci.expect_nothing();
 }
 
 fn of_blue(mem_mb: i64) -> Start {
@@ -191,6 +357,11 @@ fn a_start_whose_tenant_cannot_give_it_an_address_is_refused() {
     outside.networking.private_ip = "10.2.0.9".into();
     let why = "\"10.2.0.9\" is no address of an instance in 10.1.0.0/24";
     expect(&mut controller, &outside, Reason::InvalidData, why);
+    // The concentrator computes the MAC address.
+    let mut other_mac = of_blue(1);
+    other_mac.networking.vnic_mac = "02:00:00:00:00:09".into();
+    let why = "vnic_mac \"02:00:00:00:00:09\": in a tenant's network it follows from the address";
+    expect(&mut controller, &other_mac, Reason::InvalidData, why);
     // No node has room, so the address is free again.
     let large = of_blue(2000);
     controller.send_payload(&large);

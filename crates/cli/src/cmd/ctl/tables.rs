@@ -157,8 +157,8 @@ pub(super) const TENANTS: Columns<(), TenantEntry> = &[
 const ADDRESSES: Columns<View, TenantAddress> = &[
     ("address", |_, address| address.ip.clone()),
     ("instance", |_, address| address.instance_uuid.to_string()),
-    ("state", |view, address| holder(view, address).map_or("not known".into(), |own| own.state.to_string())),
-    ("node", |view, address| holder(view, address).map_or(String::new(), |own| own.node.to_string())),
+    ("state", |view, address| holder_state(view, address)),
+    ("node", |_, address| address.node_uuid.to_string()),
 ];
 
 #[rustfmt::skip]
@@ -195,9 +195,14 @@ pub(super) fn tunnels(view: &View, entry: &TenantEntry) -> Vec<(Uuid, TunnelStat
     all.filter(|(_, tunnel)| tunnel.key == entry.key).collect()
 }
 
-/// The instance that holds this address.
-fn holder<'a>(view: &'a View, address: &TenantAddress) -> Option<&'a Instance> {
-    view.instance(address.instance_uuid.uuid()?)
+/// The state of the instance that holds this address.
+fn holder_state(view: &View, address: &TenantAddress) -> String {
+    let holder = address.instance_uuid.uuid().and_then(|uuid| view.instance(uuid));
+    match holder {
+        Some(holder) if address.state.is_empty() => holder.state.to_string(),
+        _ if !address.state.is_empty() => address.state.clone(),
+        _ => "not known".to_owned(),
+    }
 }
 
 /// A time that the user gave, in the form that `--ban` takes.

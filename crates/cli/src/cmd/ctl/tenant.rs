@@ -13,6 +13,7 @@ use ssntp_payload::{
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
+use super::json::known;
 use super::options::Options;
 use super::session::{POLL, Session};
 use super::sessions::new_id;
@@ -67,14 +68,18 @@ pub(super) struct AddArgs {
 
 /// Free the address of an instance that will not come back
 ///
-/// The address of an instance is freed when the instance is deleted; this command is for an
-/// instance whose node is lost. It is refused while the node of the instance is connected.
+/// The address of an instance is freed when its node no longer has the instance, and when `ssntp ctl
+/// revoke` has revoked the certificates of its node. This command is for other nodes that are lost for
+/// good. It is refused while the node of the instance is connected.
 #[derive(Debug, clap::Args)]
 pub(super) struct ReleaseArgs {
     #[command(flatten)]
     named: NamedTenant,
     /// The instance
     instance: Uuid,
+    /// Its node is lost for good: its instances will not run again
+    #[arg(long)]
+    lost: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -94,6 +99,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         Args::Release(args) => {
             let mut request = request(TenantAction::Release, &args.named.name);
             request.instance_uuid = args.instance.into();
+            request.lost = args.lost;
             send(&session, &request).map(drop)
         }
     }
@@ -294,7 +300,12 @@ fn uuid_of(id: &Id) -> Result<Uuid, Failure> {
 fn shown(entry: &TenantEntry) -> Value {
     let addresses = entry.addresses.iter();
     let addresses: Vec<_> = addresses
-        .map(|address| json!({"ip": address.ip, "instance": address.instance_uuid.as_str()}))
+        .map(|address| {
+            json!({
+                "ip": address.ip, "instance": address.instance_uuid.as_str(),
+                "node": known(address.node_uuid.as_str()), "state": known(&address.state),
+            })
+        })
         .collect();
     json!({
         "name": entry.name, "tenant": entry.tenant_uuid.as_str(), "subnet": entry.subnet, "key": entry.key,

@@ -98,6 +98,13 @@ pub fn fails(rig: &Rig, attacker: &Instance, victim: &Instance, red: &[&Instance
         run(undo);
         attacker.reaches(victim);
     }
+    // The concentrator has learned nothing: the scheduler has told it which node an instance is at.
+    let entries = concentrator.output("bridge", &["fdb", "show"]);
+    let remote: Vec<_> = entries.lines().filter(|line| line.contains(" dst ")).collect();
+    assert!(remote.iter().all(|line| line.contains("permanent")), "{entries}");
+    for ip in [victim.ip, attacker.ip] {
+        assert!(remote.iter().any(|line| line.starts_with(&mac(ip))), "{entries}");
+    }
     // No answer comes from the services of the cluster, of concentrators and of other tenants.
     let nowhere = [
         [172, 16, 0, 1],

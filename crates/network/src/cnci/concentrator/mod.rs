@@ -45,6 +45,8 @@ pub(super) struct Concentrator {
     keep: Keep,
     /// True if the tables could not be saved.
     is_unsaved: bool,
+    /// True if addresses of instances have changed, and do not lead to their nodes yet.
+    is_behind: bool,
     /// One key is enough, because all frames come from one scheduler.
     log: LogLimit<()>,
 }
@@ -81,6 +83,7 @@ impl Concentrator {
             plane,
             keep,
             is_unsaved: false,
+            is_behind: false,
             log: LogLimit::default(),
         })
     }
@@ -180,10 +183,24 @@ impl Concentrator {
             agent_ip: added.agent_ip,
             subnet,
             key: added.subnet_key,
+            addresses: added.addresses,
         };
         // Agents report their tenants again in each session. If the data plane has failed to make this
         // tunnel, the next repair makes it: one for each report could keep this thread busy for minutes.
         if self.tables.tunnels.contains(&tunnel) {
+            return Ok(None);
+        }
+        let is_only_moved = |there: &Tunnel| {
+            let addresses = tunnel.addresses.clone();
+            tunnel
+                == Tunnel {
+                    addresses,
+                    ..there.clone()
+                }
+        };
+        if self.tables.tunnels.iter().any(is_only_moved) {
+            self.tables.insert_tunnel(tunnel);
+            self.is_behind = true;
             return Ok(None);
         }
         let (node, subnet) = (tunnel.agent_uuid.to_string(), tunnel.subnet.clone());
@@ -232,15 +249,33 @@ impl Concentrator {
         Ok(None)
     }
 
+    /// Makes the addresses of instances that have changed lead to their nodes. Called once no further frame
+    /// waits, because each START of a tenant changes one.
+    pub(super) fn catch_up(&mut self) {
+        if !std::mem::take(&mut self.is_behind) {
+            return;
+        }
+        self.is_unsaved = true;
+        if let Err(why) = self.plane.forward(&self.tables) {
+            self.complain("addresses", format_args!("addresses of instances: {why}"));
+        }
+        self.save();
+    }
+
     /// Applies the tables to the data plane, which another program may have changed. Saves them if
     /// that has failed before.
     pub(super) fn apply(&mut self) {
+        self.is_behind = false;
         match self.plane.apply(&self.tables) {
             Ok(left_out) => left_out
                 .iter()
                 .for_each(|skipped| self.complain("left out", format_args!("left out: {skipped}"))),
             Err(why) => self.complain("data plane", format_args!("the data plane: {why}")),
         }
+        self.save();
+    }
+
+    fn save(&mut self) {
         if self.is_unsaved {
             let saved = (self.keep)(&self.tables);
             self.is_unsaved = saved.is_err();

@@ -61,6 +61,50 @@ impl DataPlane for Fake {
         let summary = tunnels.chain(public).collect::<String>() + &format!("{peers} peers");
         self.call(summary).map(|()| Vec::new())
     }
+    fn forward(&mut self, tables: &Tables) -> Result<(), String> {
+        let counts = tables.tunnels.iter().map(|it| format!("{} ", it.addresses.len()));
+        self.call(format!("forward {}", counts.collect::<String>()))
+    }
+}
+
+#[test]
+fn addresses_lead_to_the_node_of_their_instance_once_no_further_frame_waits() {
+    let mut stage = Stage::new();
+    let at = |node: u128, last: &[u8]| TenantAdded {
+        agent_uuid: Uuid::from_u128(node).into(),
+        addresses: last.iter().map(|last| [172, 16, 0, *last].into()).collect(),
+        ..added("172.16.0.0/24")
+    };
+    let of = |tables: &Tables| {
+        let tunnels = tables.tunnels.iter();
+        let addresses = tunnels.map(|it| it.addresses.iter().map(|ip| ip.octets()[3]).collect());
+        addresses.collect::<Vec<Vec<u8>>>()
+    };
+    stage.send(&at(1, &[2]));
+    stage.send(&at(2, &[]));
+    stage.calls();
+    stage.send(&at(1, &[2, 3]));
+    stage.send(&at(1, &[2, 3, 4]));
+    assert_eq!(stage.calls(), [""; 0]);
+    stage.concentrator.catch_up();
+    assert_eq!(stage.calls(), ["forward 3 0 "]);
+    assert_eq!(of(&stage.kept.lock().unwrap()), [vec![2, 3, 4], vec![]]);
+    stage.concentrator.catch_up();
+    stage.send(&at(1, &[2, 3, 4]));
+    stage.concentrator.catch_up();
+    assert_eq!(stage.calls(), [""; 0], "nothing has changed");
+    // An instance moves: its new node says so first.
+    stage.send(&at(2, &[3]));
+    stage.concentrator.catch_up();
+    assert_eq!(stage.calls(), ["forward 2 1 "]);
+    stage.send(&at(1, &[2, 4]));
+    stage.concentrator.catch_up();
+    assert_eq!(stage.calls(), [""; 0]);
+    // A fault of the data plane is repaired, and the tables are kept.
+    stage.refuse.store(true, Ordering::Relaxed);
+    stage.send(&at(1, &[2]));
+    stage.concentrator.catch_up();
+    assert_eq!(of(&stage.kept.lock().unwrap()), [vec![2], vec![3]]);
 }
 
 struct Stage {
@@ -162,6 +206,7 @@ fn added(subnet: &str) -> TenantAdded {
         concentrator_uuid: CNCI.into(),
         concentrator_ip: "10.0.0.33".into(),
         subnet_key: 4268,
+        addresses: Vec::new(),
     }
 }
 

@@ -21,6 +21,7 @@ fn tunnel(node: &str) -> Tunnel {
         agent_ip: node.into(),
         subnet: "172.16.0.0/24".into(),
         key: 1,
+        addresses: Vec::new(),
     }
 }
 
@@ -310,6 +311,79 @@ fn links_that_break_while_the_concentrator_runs_are_made_again() {
             routing.apply(&tables).unwrap();
             assert_eq!(whole(), before, "{words}");
         }
+    });
+}
+
+#[test]
+fn addresses_of_instances_lead_to_their_nodes_and_nothing_is_learned() {
+    alone(|| {
+        let mut routing = routing();
+        let at = |node: &str, last: &[u8]| Tunnel {
+            addresses: last.iter().map(|last| [172, 16, 0, *last].into()).collect(),
+            ..tunnel(node)
+        };
+        let tables = |first: &[u8], second: &[u8]| Tables {
+            tunnels: vec![at("10.0.0.7", first), at("10.0.0.8", second)],
+            ..Tables::default()
+        };
+        // The last byte of each address that is known, and of its node.
+        let known = || {
+            let entries: Vec<Entry> = tools::json("bridge", &["fdb", "show", "dev", "ssx1"]).unwrap();
+            let entries = entries.into_iter().filter(|entry| entry.mac != ALL);
+            let entries = entries.map(|entry| (entry.mac, entry.dst.unwrap().octets()[3]));
+            let entries: BTreeSet<_> = entries.collect();
+            let neighbours: Vec<KnownHost> =
+                tools::json("ip", &["-4", "neigh", "show", "nud", "permanent"]).unwrap();
+            let neighbours = neighbours
+                .iter()
+                .map(|it| (it.dst.octets()[3], it.lladdr.clone()));
+            let neighbours: BTreeMap<_, _> = neighbours.collect();
+            assert_eq!(neighbours.len(), entries.len());
+            let last = |mac: &String| {
+                neighbours
+                    .iter()
+                    .find(|(_, known)| *known == mac)
+                    .map(|(ip, _)| *ip)
+            };
+            entries
+                .iter()
+                .map(|(mac, node)| (last(mac).unwrap(), *node))
+                .collect::<Vec<_>>()
+        };
+        routing.apply(&tables(&[2, 3], &[4])).unwrap();
+        assert_eq!(known(), [(2, 7), (3, 7), (4, 8)]);
+        assert!(
+            links()
+                .unwrap()
+                .iter()
+                .all(|link| link.linkinfo["info_data"]["learning"] != true)
+        );
+        routing.forward(&tables(&[2], &[3, 5])).unwrap();
+        assert_eq!(known(), [(2, 7), (3, 8), (5, 8)]);
+        // The gateway's address, and those of other subnets, lead nowhere.
+        let last = tables(&[1, 2], &[3, 5]);
+        routing.forward(&last).unwrap();
+        for broken in [
+            "fdb del 02:00:ac:10:00:03 dev ssx1 dst 10.0.0.8",
+            "fdb replace 02:00:ac:10:00:02 dev ssx1 dst 10.0.0.8",
+            "fdb add 02:00:ac:10:00:09 dev ssx1 dst 10.0.0.8",
+        ] {
+            tools::anyway("bridge", &format!("{broken}\n")).unwrap();
+            routing.apply(&last).unwrap();
+            assert_eq!(known(), [(2, 7), (3, 8), (5, 8)], "{broken}");
+        }
+        for broken in [
+            "neigh del 172.16.0.3 dev ssx1",
+            "neigh replace 172.16.0.2 lladdr 02:00:ac:10:00:09 dev ssx1 nud permanent",
+            "neigh replace 172.16.0.9 lladdr 02:00:ac:10:00:09 dev ssx1 nud permanent",
+            "link del ssx1",
+        ] {
+            tools::ip(&format!("{broken}\n")).unwrap();
+            routing.apply(&last).unwrap();
+            assert_eq!(known(), [(2, 7), (3, 8), (5, 8)], "{broken}");
+        }
+        routing.forward(&tables(&[], &[])).unwrap();
+        assert_eq!(known(), []);
     });
 }
 

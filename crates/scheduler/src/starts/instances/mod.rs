@@ -21,13 +21,14 @@
 //! cannot be used again.
 //!
 //! The instances of a node that has disconnected still belong to it for [`AWAY_TIME`], because
-//! instances outlive agents and connections. Its STARTs in flight are answered after
+//! instances outlive agents and connections. Those with an address in a tenant's network belong to it until
+//! it reports their end, or an operator says that the node is lost. Its STARTs in flight are answered after
 //! [`StartLimits::absence`], unless the node reconnects; then its first STATS show the outcome of
 //! each.
 //!
 //! The sessions bound the memory: a node owns the instances of its last STATS, whose length is
 //! bounded, and those of the STARTs that were sent to it since. All nodes that are away own at
-//! most [`MAX_AWAY`] instances together.
+//! most [`MAX_AWAY`] instances together, beside those with addresses, which the table of tenants bounds.
 
 mod handover;
 mod pending;
@@ -88,7 +89,18 @@ struct OfNode {
     foreign: HashSet<Uuid>,
     /// The interval between its STATS, since its first STATS.
     interval: Option<Duration>,
-    is_away: bool,
+    presence: Presence,
+}
+
+/// Whether a node may report on its instances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Presence {
+    #[default]
+    Here,
+    /// It has disconnected, and all its instances are known.
+    Away,
+    /// It is away for so long that only its instances with addresses are known.
+    Missing,
 }
 
 /// A START that was answered with a failure. It is remembered because agents repeat failures.
@@ -143,11 +155,13 @@ pub(crate) struct Instances {
     /// The nodes that are away, with the time until which their instances are kept. The node that
     /// disconnected first is in front.
     away: VecDeque<(Instant, Uuid)>,
-    /// The number of the instances of all nodes that are away.
+    /// The number of the instances of all nodes in that queue.
     away_instances: usize,
     /// In the order of the answers, so that the oldest is forgotten first.
     answered: VecDeque<Answered>,
     handover: Handover,
+    /// The instances that have come to a node or left one since the last question.
+    moved: Vec<(Uuid, Uuid)>,
 }
 
 impl Instances {
@@ -165,6 +179,7 @@ impl Instances {
         &mut self,
         intents: impl IntoIterator<Item = Intent>,
         is_connected: impl Fn(Uuid) -> bool,
+        has_address: impl Fn(Uuid) -> bool,
         now: Instant,
     ) {
         for intent in intents {
@@ -193,7 +208,8 @@ impl Instances {
         }
         let nodes = self.by_node.keys().copied();
         let away: Vec<_> = nodes.filter(|node| !is_connected(*node)).collect();
-        away.into_iter().for_each(|node| self.node_left(node, now));
+        away.into_iter()
+            .for_each(|node| self.node_left(node, &has_address, now));
     }
 
     /// What the next scheduler gets.
@@ -239,15 +255,23 @@ impl Instances {
         // The ledger is a file, so only a change of the node is written.
         if before != node {
             self.handover.keep(instance, node);
+            let nodes = before.into_iter().chain(node);
+            self.moved.extend(nodes.map(|node| (instance, node)));
         }
     }
 
     fn remove(&mut self, instance: Uuid) -> Option<Entry> {
         let entry = self.by_uuid.remove(&instance)?;
-        if entry.node.is_some() {
+        if let Some(node) = entry.node {
             self.handover.keep(instance, None);
+            self.moved.push((instance, node));
         }
         Some(entry)
+    }
+
+    /// The instances that have come to a node or left one since the last call, each with that node.
+    pub(super) fn take_moved(&mut self) -> Vec<(Uuid, Uuid)> {
+        std::mem::take(&mut self.moved)
     }
 
     /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
@@ -276,6 +300,26 @@ impl Instances {
             State::Starting(_) => Some((*instance, false)),
         })
         .collect()
+    }
+
+    /// The instances of a node that is away.
+    pub(crate) fn of_away(&self, node: Uuid) -> Vec<Uuid> {
+        let of_node = self.by_node.get(&node);
+        let away = of_node.filter(|of_node| of_node.presence != Presence::Here);
+        away.into_iter()
+            .flat_map(|of_node| of_node.instances.iter().copied())
+            .collect()
+    }
+
+    /// True if the node of an instance is away, so that its state is unknown.
+    pub(crate) fn is_unknown(&self, instance: Uuid) -> bool {
+        let entry = self.by_uuid.get(&instance);
+        entry.is_some_and(|entry| self.is_of_away(entry))
+    }
+
+    fn is_of_away(&self, entry: &Entry) -> bool {
+        let of_node = entry.node.and_then(|node| self.by_node.get(&node));
+        of_node.is_some_and(|of_node| of_node.presence != Presence::Here)
     }
 
     /// The nodes to which these instances belong, each with their number.
@@ -480,8 +524,11 @@ impl Instances {
 
     /// The number of instances in each state.
     pub(crate) fn figures(&self) -> BTreeMap<&'static str, usize> {
-        let words = ["held", "starting", "pending", "running", "ended", "given_up"];
+        let words = [
+            "held", "starting", "pending", "running", "ended", "given_up", "unknown",
+        ];
         let word = |entry: &Entry| match entry.state {
+            State::Known(_) if self.is_of_away(entry) => "unknown",
             State::Parked => "held",
             State::Starting(_) => "starting",
             State::Known(Phase::Pending) => "pending",
@@ -543,9 +590,11 @@ impl Instances {
         }
     }
 
-    /// Marks a node as away: it has disconnected. A node that is away already stays so.
-    pub(super) fn node_left(&mut self, node: Uuid, now: Instant) {
-        let Some(of_node) = self.by_node.get_mut(&node).filter(|of_node| !of_node.is_away) else {
+    /// Marks a node as away: it has disconnected. A node that is away already stays so. `has_address` is true
+    /// for the instances that have an address in a tenant's network.
+    pub(super) fn node_left(&mut self, node: Uuid, has_address: impl Fn(Uuid) -> bool, now: Instant) {
+        let is_here = |of_node: &&mut OfNode| of_node.presence == Presence::Here;
+        let Some(of_node) = self.by_node.get_mut(&node).filter(is_here) else {
             return;
         };
         // A node without instances needs no entry, so disconnected nodes take up no memory.
@@ -553,7 +602,7 @@ impl Instances {
             self.by_node.remove(&node);
             return;
         }
-        of_node.is_away = true;
+        of_node.presence = Presence::Away;
         of_node.foreign = HashSet::new();
         // The time is the same for all nodes, so the queue stays in the order of the deadlines.
         self.away.push_back((now + AWAY_TIME, node));
@@ -568,7 +617,7 @@ impl Instances {
                 self.due.set(*instance, deadline);
             }
         }
-        while self.away_instances > MAX_AWAY && self.forget_longest_away() {}
+        while self.away_instances > MAX_AWAY && self.forget_longest_away(&has_address) {}
     }
 
     /// A node has connected, perhaps not for the first time. `sends_new_stats` is false if its
@@ -576,9 +625,11 @@ impl Instances {
     /// it has kept.
     pub(super) fn node_returned(&mut self, node: Uuid, sends_new_stats: bool) {
         if let Some(of_node) = self.by_node.get_mut(&node)
-            && std::mem::take(&mut of_node.is_away)
+            && let before @ (Presence::Away | Presence::Missing) = std::mem::take(&mut of_node.presence)
         {
-            self.away_instances -= of_node.instances.len();
+            if before == Presence::Away {
+                self.away_instances -= of_node.instances.len();
+            }
             for instance in of_node.instances.iter().filter(|_| !sends_new_stats) {
                 if let Some(entry) = self.by_uuid.get_mut(instance)
                     && let State::Starting(pending) = &mut entry.state
@@ -597,8 +648,12 @@ impl Instances {
     }
 
     /// Gives up the STARTs whose deadline has passed and returns them. Forgets the nodes that have
-    /// been away for [`AWAY_TIME`].
-    pub(super) fn expire(&mut self, now: Instant) -> Vec<(Uuid, PendingStart)> {
+    /// been away for [`AWAY_TIME`], but not their instances that have addresses.
+    pub(super) fn expire(
+        &mut self,
+        has_address: impl Fn(Uuid) -> bool,
+        now: Instant,
+    ) -> Vec<(Uuid, PendingStart)> {
         let mut given_up = Vec::new();
         // The entry remains as `GivenUp`, because the node may still start the instance.
         while let Some(instance) = self.due.pop(now) {
@@ -619,25 +674,48 @@ impl Instances {
             }
         }
         while self.away.front().is_some_and(|(at, _)| *at <= now) {
-            self.forget_longest_away();
+            self.forget_longest_away(&has_address);
         }
         given_up
     }
 
-    fn forget_longest_away(&mut self) -> bool {
+    fn forget_longest_away(&mut self, has_address: impl Fn(Uuid) -> bool) -> bool {
         let Some((_, node)) = self.away.pop_front() else {
             return false;
         };
-        if let Some(of_node) = self.by_node.remove(&node) {
+        if let Some(mut of_node) = self.by_node.remove(&node) {
             self.away_instances -= of_node.instances.len();
-            for instance in of_node.instances {
+            // The node may still use their addresses, so no other instance may get them.
+            let (kept, forgotten): (HashSet<_>, HashSet<_>) = of_node
+                .instances
+                .into_iter()
+                .partition(|instance| has_address(*instance));
+            for instance in forgotten {
                 // A START in flight is answered at its deadline.
                 if !self.is_starting(instance) {
                     self.remove(instance);
                 }
             }
+            if !kept.is_empty() {
+                (of_node.instances, of_node.presence) = (kept, Presence::Missing);
+                self.by_node.insert(node, of_node);
+            }
         }
         true
+    }
+
+    /// Removes an instance whose node is lost for good. Returns its START, if that is in flight.
+    pub(super) fn lost(&mut self, instance: Uuid) -> Option<PendingStart> {
+        match self.state(instance)? {
+            State::Starting(pending) => {
+                self.answered(instance, &pending);
+                Some(pending)
+            }
+            _ => {
+                self.forget(instance);
+                None
+            }
+        }
     }
 
     /// Removes an instance that its node does not have, if its START was given up; returns true if
@@ -672,9 +750,13 @@ impl Instances {
         if let Some(node) = self.remove(instance).and_then(|entry| entry.node)
             && let Some(of_node) = self.by_node.get_mut(&node)
             && of_node.instances.remove(&instance)
-            && of_node.is_away
         {
-            self.away_instances -= 1;
+            match of_node.presence {
+                Presence::Here => {}
+                Presence::Away => self.away_instances -= 1,
+                Presence::Missing if of_node.instances.is_empty() => drop(self.by_node.remove(&node)),
+                Presence::Missing => {}
+            }
         }
     }
 }

@@ -19,6 +19,8 @@ const INTERVAL: Duration = Duration::from_secs(30);
 struct Stage {
     table: Instances,
     now: Instant,
+    /// The instances that have addresses.
+    leased: HashSet<Uuid>,
 }
 
 impl Stage {
@@ -32,7 +34,8 @@ impl Stage {
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
         let table = Instances::new(3, limits);
-        Self { table, now }
+        let leased = HashSet::new();
+        Self { table, now, leased }
     }
 
     fn give(&mut self, instance: Uuid, node: Uuid) {
@@ -63,8 +66,15 @@ impl Stage {
 
     fn pass(&mut self, time: Duration) -> Vec<Uuid> {
         self.now += time;
-        let given_up = self.table.expire(self.now);
+        let leased = &self.leased;
+        let given_up = self.table.expire(|instance| leased.contains(&instance), self.now);
         given_up.into_iter().map(|(instance, _)| instance).collect()
+    }
+
+    fn leave(&mut self, node: Uuid) {
+        let leased = &self.leased;
+        self.table
+            .node_left(node, |instance| leased.contains(&instance), self.now);
     }
 
     fn lost(report: &Report) -> Vec<Uuid> {
@@ -148,14 +158,14 @@ fn starts_of_a_node_that_is_away_wait_for_its_return() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     stage.give(TWO, NODE);
-    stage.table.node_left(NODE, stage.now);
+    stage.leave(NODE);
     assert!(stage.pass(SECOND * 14).is_empty());
     stage.table.node_returned(NODE, true);
     assert_eq!(Stage::lost(&stage.report(NODE, &[(ONE, Active)])), [TWO]);
     assert!(stage.pass(SECOND * 3600).is_empty());
 
     stage.give(TWO, NODE);
-    stage.table.node_left(NODE, stage.now);
+    stage.leave(NODE);
     assert_eq!(stage.pass(SECOND * 15), [TWO]);
     // The node keeps both instances for the time that a machine may take to boot.
     assert!(stage.table.taken(ONE).is_some() && stage.table.taken(TWO).is_some());
@@ -164,13 +174,68 @@ fn starts_of_a_node_that_is_away_wait_for_its_return() {
     assert!(stage.is_empty());
 }
 
+/// The node may use the address for as long as it likes, also while nobody sees it.
+#[test]
+fn an_instance_with_an_address_is_known_until_its_node_reports_its_end_or_is_lost() {
+    let mut stage = Stage::new();
+    stage.leased = [ONE, TWO].into();
+    let (three, forgotten) = (Uuid::from_u128(3), Uuid::from_u128(4));
+    stage.report(NODE, &[(ONE, Active), (TWO, Exited), (forgotten, Active)]);
+    stage.leave(NODE);
+    for days in 0..100 {
+        stage.pass(SECOND * 86_400);
+        assert!(
+            stage.table.is_unknown(ONE) && stage.table.is_unknown(TWO),
+            "{days}"
+        );
+        assert_eq!(stage.table.taken(forgotten), None);
+    }
+    assert_eq!(stage.table.figures()["unknown"], 2);
+    assert_eq!(
+        (stage.table.away_instances, stage.table.next_deadline()),
+        (0, None)
+    );
+    // Another node cannot have it, and a move does not begin.
+    assert!(stage.table.is_foreign(ONE, OTHER));
+    stage.table.node_returned(NODE, true);
+    assert!(!stage.table.is_unknown(ONE));
+    assert_eq!(stage.report(NODE, &[(ONE, Active)]).gone, [TWO]);
+    // A START in flight whose node is lost fails.
+    stage.leased = [ONE, three].into();
+    stage.give(three, NODE);
+    stage.leave(NODE);
+    let mut away = stage.table.of_away(NODE);
+    away.sort();
+    assert_eq!(away, [ONE, three]);
+    assert!(stage.table.lost(three).is_some());
+    stage.pass(AWAY_TIME);
+    assert_eq!(stage.table.of_away(NODE), [ONE]);
+    assert!(stage.table.lost(ONE).is_none());
+    assert!(stage.is_empty() && stage.table.by_node.is_empty());
+}
+
+#[test]
+fn instances_that_come_or_leave_are_told_with_their_node() {
+    let mut stage = Stage::new();
+    stage.report(NODE, &[(ONE, Active), (TWO, Active)]);
+    let mut moved = stage.table.take_moved();
+    moved.sort();
+    assert_eq!(moved, [(ONE, NODE), (TWO, NODE)]);
+    stage.report(NODE, &[(ONE, Exited)]);
+    assert_eq!(stage.table.take_moved(), [(TWO, NODE)]);
+    stage.report(OTHER, &[(ONE, Active)]);
+    stage.report(NODE, &[(ONE, Active)]);
+    assert_eq!(stage.table.take_moved(), []);
+}
+
 #[test]
 fn the_instances_of_a_node_that_has_left_twice_count_once() {
     let mut stage = Stage::new();
     stage.report(NODE, &[(ONE, Active)]);
     // It has left, and later the server whose link to the leader was lost ends.
-    stage.table.node_left(NODE, stage.now);
-    stage.table.node_left(NODE, stage.now + SECOND);
+    stage.leave(NODE);
+    stage.now += SECOND;
+    stage.leave(NODE);
     stage.table.node_returned(NODE, true);
     stage.report(NODE, &[]);
     assert!(stage.is_empty());
@@ -180,7 +245,7 @@ fn the_instances_of_a_node_that_has_left_twice_count_once() {
 fn instances_of_nodes_that_are_away_are_bounded_and_their_starts_are_answered() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
-    stage.table.node_left(NODE, stage.now);
+    stage.leave(NODE);
     let crowd: Vec<_> = (10..).take(MAX_AWAY / 4).map(Uuid::from_u128).collect();
     for round in 0..20 {
         let node = Uuid::from_u128(1 << 100 | round);
@@ -189,7 +254,7 @@ fn instances_of_nodes_that_are_away_are_bounded_and_their_starts_are_answered() 
             .map(|uuid| (Uuid::from_u128(uuid.as_u128() | round << 64), Active))
             .collect();
         stage.report(node, &listed);
-        stage.table.node_left(node, stage.now);
+        stage.leave(node);
         assert!(stage.table.away_instances <= MAX_AWAY);
         assert!(stage.table.by_uuid.len() <= MAX_AWAY + 1);
     }
@@ -204,7 +269,7 @@ fn nodes_without_instances_leave_no_state() {
     for node in 0..100 {
         let node = Uuid::from_u128(node);
         stage.report(node, &[]);
-        stage.table.node_left(node, stage.now);
+        stage.leave(node);
     }
     assert!(stage.table.by_node.is_empty() && stage.table.away.is_empty());
 }
