@@ -64,7 +64,14 @@ pub(crate) fn addresses(
     }
     let host = host.to_owned();
     look_up(deadline, cancel, move || {
-        (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
+        let found = (host.as_str(), port).to_socket_addrs();
+        // Only an address has a zone, so no name was looked up, as the system's error would say.
+        found
+            .map(Iterator::collect)
+            .map_err(|e| match host.split_once('%') {
+                Some((_, zone)) => io::Error::new(e.kind(), format!("this host has no interface {zone}")),
+                None => e,
+            })
     })
 }
 
@@ -105,6 +112,12 @@ mod tests {
 
     fn in_time(limit: Duration) -> Instant {
         crate::host::deadline(limit)
+    }
+
+    #[test]
+    fn a_zone_that_is_no_interface_is_named() {
+        let found = addresses("fe80::1%none", 1, in_time(LONG), &Cancel::new());
+        assert_eq!(found.unwrap_err().to_string(), "this host has no interface none");
     }
 
     #[test]
