@@ -23,7 +23,7 @@ use ssntp::proto::Frame;
 use tempfile::TempDir;
 use uuid::Uuid;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A scheduler in a process of its own, and a controller.
 pub struct Cluster {

@@ -407,11 +407,12 @@ fn commands_that_write_describe_in_json_what_they_wrote() {
 #[test]
 fn a_server_on_another_host_has_a_certificate_with_its_name() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    for page in ["credentials.md", "packages.md"] {
+    for (page, command) in [
+        ("credentials.md", "cert issue --dir pki --role scheduler"),
+        ("packages.md", "cluster init"),
+    ] {
         let text = fs::read_to_string(docs.join(page)).unwrap();
-        let issued = text
-            .lines()
-            .find(|line| line.contains("cert issue") && line.contains("--role scheduler"));
+        let issued = text.lines().find(|line| line.contains(command));
         assert!(
             issued.unwrap().contains("--host scheduler.example"),
             "{page}: {issued:?}"
