@@ -24,6 +24,11 @@
 //! | `report` | medians, lines of a table, JSON |
 //! | `failure`, `stop` | errors, signals |
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a measurement waits, and takes the clock of the standard library"
+)]
+
 mod ages;
 mod cases;
 mod child;
@@ -316,7 +321,6 @@ fn note(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "ssntp-bench: {line}");
 }
 
-#[expect(clippy::disallowed_methods, reason = "the pace of a measurement")]
 fn pause(time: Duration) {
     std::thread::sleep(time);
 }
