@@ -137,6 +137,10 @@ schema! {
         ssh_ip: String,
         /// The port of its SSH server; default: 0, none.
         ssh_port: i64,
+        /// Its address in the network of its tenant. A key of this project, which others ignore; default: empty,
+        /// it has none. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        private_ip: String,
         /// Memory that it uses, in MB; default: -1, unknown.
         memory_usage_mb: i64 = -1,
         /// Disk that it uses, in MB; default: -1, unknown.

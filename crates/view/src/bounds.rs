@@ -85,6 +85,7 @@ fn instance(stats: &mut InstanceStats) {
         stats.state = "".into();
     }
     text(&mut stats.ssh_ip, MAX_WORD);
+    text(&mut stats.private_ip, MAX_WORD);
     stats.volumes.truncate(MAX_LISTED);
     stats.volumes.iter_mut().for_each(id);
     // An agent refuses a START with an invalid name or label, so it never sends one.
@@ -95,6 +96,14 @@ fn instance(stats: &mut InstanceStats) {
     text(&mut stats.started, MAX_WORD);
     text(&mut stats.ended, MAX_WORD);
     text(&mut stats.detail, MAX_DETAIL);
+    text(&mut stats.last_lines, MAX_DETAIL);
+    if let Some(health) = &mut stats.health {
+        if health.state.as_str().len() > MAX_WORD {
+            health.state = "".into();
+        }
+        text(&mut health.since, MAX_WORD);
+        text(&mut health.detail, MAX_DETAIL);
+    }
 }
 
 pub(crate) fn failure(failure: &mut Failure) {
@@ -113,6 +122,7 @@ pub(crate) fn failure(failure: &mut Failure) {
 
 pub(crate) fn end(end: &mut InstanceEnd) {
     text(&mut end.detail, MAX_DETAIL);
+    text(&mut end.last_lines, MAX_DETAIL);
 }
 
 pub(crate) fn trace(trace: &mut FrameTrace) {

@@ -23,6 +23,7 @@ pub(super) fn readable(mut stats: Stats) -> Frame {
         },
         |instance| {
             instance.name.clear();
+            instance.private_ip.clear();
             instance.started.clear();
             instance.ended.clear();
             if let Some(health) = &mut instance.health {
@@ -65,6 +66,9 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         disk_usage_mb: instance.usage.disk_mb,
         cpu_usage: instance.usage.cpu_percent,
         volumes: instance.volumes.ids(),
+        private_ip: start
+            .map(|start| start.networking.private_ip.clone())
+            .unwrap_or_default(),
         name: start.map(|start| start.name.clone()).unwrap_or_default(),
         labels: start.map(|start| start.labels.clone()).unwrap_or_default(),
         started: time(record.started),

@@ -3,7 +3,7 @@ use std::time::UNIX_EPOCH;
 use super::*;
 use ssntp::payload::Payload;
 use ssntp_payload::{
-    ConcentratorInstanceAdded, InstanceState, InstanceStats, NodeStatus, PublicIpAssigned,
+    ConcentratorInstanceAdded, InstanceHealth, InstanceState, InstanceStats, NodeStatus, PublicIpAssigned,
     PublicIpUnassigned, Stats,
 };
 
@@ -468,12 +468,29 @@ fn the_texts_of_an_instance_are_bounded() {
     instance.labels.insert("x".repeat(100), "v".into());
     instance.labels.insert("a".into(), "\u{202e}".into());
     instance.started = "1".repeat(100_000);
-    instance.detail = "d".repeat(100_000);
+    let long = "d".repeat(100_000);
+    instance.detail.clone_from(&long);
+    instance.last_lines.clone_from(&long);
+    instance.private_ip.clone_from(&long);
+    instance.health = Some(Box::new(InstanceHealth {
+        state: long.as_str().into(),
+        since: long.clone(),
+        detail: long,
+    }));
     take(&mut view, &report);
     let kept = &view.instance(INSTANCE).unwrap().stats;
-    assert_eq!(
-        (kept.name.as_str(), kept.started.len(), kept.detail.len()),
-        ("", 0, 0)
+    let texts = [
+        &kept.name,
+        &kept.started,
+        &kept.detail,
+        &kept.last_lines,
+        &kept.private_ip,
+    ];
+    assert_eq!(texts, [""; 5]);
+    assert!(
+        kept.health
+            .as_deref()
+            .is_none_or(|health| *health == InstanceHealth::default())
     );
     assert_eq!(kept.labels.len(), ssntp_payload::MAX_LABELS);
     assert!(kept.labels.keys().all(|key| key.starts_with('k')));

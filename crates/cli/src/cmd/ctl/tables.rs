@@ -65,6 +65,7 @@ pub(super) const INSTANCE: Columns<View, Instance> = &[
     ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
     ("disk", |_, instance| with_unit(instance.stats.disk_usage_mb, " MB")),
+    ("address", |_, instance| instance.stats.private_ip.clone()),
     ("ssh", |_, instance| ssh(instance)),
     ("health", |_, instance| instance.stats.health.as_ref().map(ToString::to_string).unwrap_or_default()),
     ("volumes", |_, instance| joined(instance.stats.volumes.iter().map(|volume| volume.as_str()))),

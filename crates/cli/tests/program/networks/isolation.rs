@@ -23,6 +23,9 @@ fn tenants_with_the_same_subnet_reach_only_their_own_instances() {
         (red_a.ip, red_b.ip),
         "the same addresses"
     );
+    // The scheduler has leased the address, and the node tells it.
+    let described = rig.done(&format!("describe {}", blue_a.uuid));
+    assert!(described.contains(&blue_a.ip.to_string()), "{described}");
     blue_a.reaches(&blue_b);
     blue_b.reaches(&blue_a);
     blue_a.reaches(&blue_a2);
