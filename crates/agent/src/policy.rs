@@ -68,6 +68,9 @@ pub struct Policy {
     /// The directories in which, or below which, processes may be started, besides their own
     /// directories. Default: any directory that the user may enter.
     pub directories: Option<Vec<PathBuf>>,
+    /// The directory of the files that STARTs may name in `env_file` and `secrets`, for processes. Default: none, so
+    /// such a START is refused.
+    pub secrets: Option<PathBuf>,
     /// The names of the images from which machines may boot. Default: all images of the agent.
     pub images: Option<Vec<String>>,
     /// The maximum memory of an instance, in MB, and the memory of an instance whose START names no
@@ -97,6 +100,7 @@ impl Default for Policy {
             users: Vec::new(),
             drivers: None,
             directories: None,
+            secrets: None,
             images: None,
             mem_mb: None,
             pids: PIDS,
@@ -194,6 +198,17 @@ impl Policy {
         if !is_listed(&self.drivers, driver) {
             let why = format!("the driver {driver} is not allowed on this node (policy: drivers)");
             return refuse(Reason::LaunchFailure, why);
+        }
+        let names_files = !start.env_file.is_empty() || !start.secrets.is_empty();
+        if names_files && driver != "process" {
+            return refuse(
+                Reason::InvalidData,
+                "env_file and secrets are for processes".into(),
+            );
+        }
+        if names_files && self.secrets.is_none() {
+            let why = "this node has no directory of secrets (policy: secrets)";
+            return refuse(Reason::LaunchFailure, why.into());
         }
         let dir = Path::new(&start.dir);
         if let Some(directories) = &self.directories
@@ -381,7 +396,7 @@ mod tests {
             assert!(read(emptied).unwrap_err().contains("it is empty"));
         }
         let full = "users: [70000-70009, agent, nobody, 7]\ndrivers: [process]\ndirectories: [/srv]\n\
-                    images: [a]\nmem_mb: 5\npids: 6\ndisk_mb: 0\nemulation: yes\nretention_s: 8\nretention_count: 9\n";
+                    secrets: /etc/s\nimages: [a]\nmem_mb: 5\npids: 6\ndisk_mb: 0\nemulation: yes\nretention_s: 8\nretention_count: 9\n";
         let expected = Policy {
             users: vec![
                 RunAs::Own(70000..=70009),
@@ -391,6 +406,7 @@ mod tests {
             ],
             drivers: Some(vec!["process".into()]),
             directories: Some(vec!["/srv".into()]),
+            secrets: Some("/etc/s".into()),
             images: Some(vec!["a".into()]),
             mem_mb: Some(5),
             pids: 6,
@@ -412,6 +428,28 @@ mod tests {
         }
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(Policy::read(&path), Err(PolicyError::Io(..))));
+    }
+
+    #[test]
+    fn files_of_secrets_are_for_processes_on_nodes_with_a_directory_of_them() {
+        let of_files = Start {
+            env_file: vec!["web.env".into()],
+            ..Start::default()
+        };
+        let of_secrets = Start {
+            secrets: [("PASSWORD".to_owned(), "db".to_owned())].into(),
+            ..Start::default()
+        };
+        for start in [of_files, of_secrets] {
+            let refused = Policy::default().check("process", &start).unwrap_err();
+            assert!(refused.why.contains("(policy: secrets)"), "{}", refused.why);
+            let with = policy("secrets: /etc/secrets\n");
+            assert_eq!(with.check("process", &start), Ok(()));
+            assert_eq!(
+                with.check("qemu", &start).unwrap_err().reason,
+                Reason::InvalidData
+            );
+        }
     }
 
     #[test]

@@ -97,6 +97,14 @@ schema! {
         /// when empty.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         env: BTreeMap<String, String>,
+        /// Files of its node with further variables, a line `NAME=VALUE` each: names in the node's directory of secrets.
+        /// A key of this project; default: none. Left out when empty.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        env_file: Vec<String>,
+        /// Variables whose values are the contents of such files, by their names. A key of this project; default:
+        /// none. Left out when empty.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        secrets: BTreeMap<String, String>,
         /// The directory in which a process starts; default: empty, the agent's choice.
         /// Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]

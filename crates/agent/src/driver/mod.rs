@@ -13,9 +13,11 @@
 //! | file | holds |
 //! |---|---|
 //! | `process` | [`ProcessDriver`]: a process of this machine |
+//! | `secrets` | the variables of a process that are in files of the node |
 //! | `supervisor` | a process for each run, which outlives the agent, for drivers that run programs |
 
 mod process;
+mod secrets;
 pub mod supervisor;
 
 use std::collections::HashSet;

@@ -23,7 +23,7 @@
 //! `dir` it runs in the instance's own directory. Its standard input is empty. Its output goes to
 //! pipes, and its supervisor keeps the last 16 MB of each (`log_mb`) in `stdout.log` and
 //! `stderr.log`. The program can gain no privileges by executing other programs. Its environment is
-//! `env`, and
+//! `env`, what `env_file` and `secrets` name (`secrets.rs`), and
 //!
 //! | variable | |
 //! |---|---|
@@ -48,6 +48,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::OFlags;
 
+use super::secrets;
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Exec, Program, Supervisors};
 use super::{
     Commit, Driver, Found, InstanceDir, Launch, Measurable, NewsSink, Reason, Refused, RunId, Running, Usage,
@@ -116,7 +117,8 @@ impl Driver for ProcessDriver {
         let Some((program, arguments)) = start.command.split_first() else {
             return Err(Refused::new(Reason::InvalidData, "there is no command"));
         };
-        let mut env = environment(place, start);
+        let files = secrets::variables(start, launch.policy.secrets.as_deref())?;
+        let mut env = environment(place, start, files);
         if let Some(wire) = launch.network {
             // The START's own variables win.
             let of_node = wire.prepare(place, launch.user)?.into_iter();
@@ -203,7 +205,11 @@ fn check_texts(start: &Start) -> Result<(), Refused> {
     Ok(())
 }
 
-fn environment(place: &InstanceDir, start: &Start) -> BTreeMap<OsString, OsString> {
+fn environment(
+    place: &InstanceDir,
+    start: &Start,
+    files: BTreeMap<OsString, OsString>,
+) -> BTreeMap<OsString, OsString> {
     let mut env = BTreeMap::from([("PATH".into(), DEFAULT_PATH.into())]);
     for key in ["PATH", "LANG", "TZ"] {
         env.extend(std::env::var_os(key).map(|value| (key.into(), value)));
@@ -218,6 +224,7 @@ fn environment(place: &InstanceDir, start: &Start) -> BTreeMap<OsString, OsStrin
         ]
         .map(|(key, value)| (OsString::from(key), value)),
     );
+    env.extend(files);
     // The START's variables come last and win.
     env.extend(start.env.iter().map(|(key, value)| (key.into(), value.into())));
     env

@@ -515,6 +515,18 @@ mod tests {
                 "start.env: a name",
             ),
             (
+                "name: a\nstart: {command: [a], env: {A: b}, secrets: {A: db}}",
+                "start.secrets: a variable is in `env`, too",
+            ),
+            (
+                "name: a\nstart: {command: [a], secrets: {A: ../db}}",
+                "start.secrets: a file is named without a directory",
+            ),
+            (
+                "name: a\nstart: {command: [a], env_file: [/etc/shadow]}",
+                "start.env_file: a file is named without a directory",
+            ),
+            (
                 "name: a\nstart: {command: [a], volumes: [../..]}",
                 "start.volumes: the name",
             ),

@@ -48,6 +48,8 @@ pub struct StartKeys {
     restart_limit: u32,
     command: Vec<String>,
     env: BTreeMap<String, String>,
+    env_file: Vec<String>,
+    secrets: BTreeMap<String, String>,
     dir: String,
     name: String,
     labels: BTreeMap<String, String>,
@@ -107,6 +109,8 @@ impl StartKeys {
             restart_limit: self.restart_limit,
             command: self.command,
             env: self.env,
+            env_file: self.env_file,
+            secrets: self.secrets,
             dir: self.dir,
             name: self.name,
             labels: self.labels,
@@ -167,6 +171,26 @@ pub fn check_start(start: &Start) -> Result<(), (&'static str, &'static str)> {
             "env",
             "a name is empty or contains an equals sign, or a text contains a NUL character",
         ));
+    }
+    if let Some(key) = start
+        .secrets
+        .keys()
+        .find(|key| is_no_name(key) || start.env.contains_key(*key))
+    {
+        let why = if is_no_name(key) {
+            "a variable has no valid name"
+        } else {
+            "a variable is in `env`, too"
+        };
+        return Err(("secrets", why));
+    }
+    let is_no_file = |name: &&String| matches!(name.as_str(), "" | "." | "..") || name.contains(['/', '\0']);
+    let why = "a file is named without a directory: it is in the node's directory of secrets";
+    if start.secrets.values().find(is_no_file).is_some() {
+        return Err(("secrets", why));
+    }
+    if start.env_file.iter().find(is_no_file).is_some() {
+        return Err(("env_file", why));
     }
     if has_zero(&start.dir) {
         return Err(("dir", "it contains a NUL character"));

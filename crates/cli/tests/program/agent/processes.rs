@@ -53,6 +53,40 @@ fn a_persistent_process_is_started_stopped_restarted_and_deleted() {
 }
 
 #[test]
+fn a_process_gets_variables_from_files_of_its_node_which_no_record_has() {
+    let mut cluster = Cluster::empty();
+    let secrets = cluster.path("secrets");
+    fs::create_dir(&secrets).unwrap();
+    fs::write(secrets.join("db"), "hunter2\n").unwrap();
+    fs::write(secrets.join("web.env"), "LEVEL=low\nCOLOUR=blue\n").unwrap();
+    let mut policy = Policy::default();
+    policy.secrets = Some(secrets.clone());
+    cluster.agent(|config| config.policy(policy));
+    let mut start = cluster.script("echo $LEVEL $COLOUR $PASSWORD; exec sleep 1000");
+    start.env.insert("LEVEL".into(), "high".into());
+    start.env_file.push("web.env".into());
+    start.secrets.insert("PASSWORD".into(), "db".into());
+    let id = start.instance_uuid;
+    cluster.send(&start);
+    cluster.wait_state(id, InstanceState::Active);
+    assert_eq!(cluster.output(id, 1), "high blue hunter2\n");
+    let record = fs::read_to_string(cluster.instance_dir(id).join("start.yaml")).unwrap();
+    assert!(record.contains("db") && !record.contains("hunter2"), "{record}");
+
+    // The file is read again at each launch.
+    cluster.send(&stop(id));
+    cluster.wait_state(id, InstanceState::Exited);
+    fs::remove_file(secrets.join("db")).unwrap();
+    cluster.send(&restart(id));
+    let failure: RestartFailure = cluster.next(|_| true);
+    assert!(
+        failure.detail.contains("the file \"db\" of secrets"),
+        "{}",
+        failure.detail
+    );
+}
+
+#[test]
 fn a_process_that_is_not_persistent_is_deleted_when_it_is_stopped() {
     let mut cluster = Cluster::new();
     let mut start = cluster.script("exec sleep 1000");
