@@ -112,7 +112,7 @@ mod tests {
         fs::write(at("web.env"), "# of web\n\nA=1\n  B=x=y \nA=2\r").unwrap();
         fs::write(at("bad.env"), "A=1\nhunter2\n").unwrap();
         fs::write(at("zero"), "hunter2\0").unwrap();
-        fs::write(at("long"), "x".repeat(MAX_FILE as usize + 1)).unwrap();
+        fs::write(at("long"), vec![b'x'; 64 * 1024 + 1]).unwrap();
         fs::create_dir(at("dir")).unwrap();
         symlink(at("db"), at("link")).unwrap();
         let of = |start: &Start| variables(start, Some(dir.path()));

@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use ssntp::payload::*;
+use ssntp_agent::Policy;
 use ssntp_payload::*;
 use uuid::Uuid;
 
