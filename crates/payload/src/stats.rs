@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::Ipv4Addr;
 
 use crate::HealthState;
 use crate::workload::is_default;
@@ -137,10 +138,10 @@ schema! {
         ssh_ip: String,
         /// The port of its SSH server; default: 0, none.
         ssh_port: i64,
-        /// Its address in the network of its tenant. A key of this project, which others ignore; default: empty,
-        /// it has none. Left out when empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        private_ip: String,
+        /// Its address in the network of its tenant. A key of this project, which others ignore; default: none.
+        /// Left out then.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        private_ip: Option<Ipv4Addr>,
         /// Memory that it uses, in MB; default: -1, unknown.
         memory_usage_mb: i64 = -1,
         /// Disk that it uses, in MB; default: -1, unknown.
@@ -181,8 +182,9 @@ schema! {
         detail: String,
         /// The last lines that it wrote to its standard error, if it ended by itself and failed: in one line of
         /// at most 200 characters, with ` / ` between them. Default: empty. Left out when empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        last_lines: String,
+        // Smaller than a `String`, because a document may have a hundred thousand instances.
+        #[serde(skip_serializing_if = "str::is_empty")]
+        last_lines: Box<str>,
         /// The health of the instance, by the check of its START; default: none, unknown.
         // Boxed, because most instances have no check, and a document may have a hundred thousand instances.
         #[serde(flatten, deserialize_with = "unless_default")]

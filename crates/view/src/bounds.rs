@@ -85,7 +85,6 @@ fn instance(stats: &mut InstanceStats) {
         stats.state = "".into();
     }
     text(&mut stats.ssh_ip, MAX_WORD);
-    text(&mut stats.private_ip, MAX_WORD);
     stats.volumes.truncate(MAX_LISTED);
     stats.volumes.iter_mut().for_each(id);
     // An agent refuses a START with an invalid name or label, so it never sends one.
@@ -96,7 +95,9 @@ fn instance(stats: &mut InstanceStats) {
     text(&mut stats.started, MAX_WORD);
     text(&mut stats.ended, MAX_WORD);
     text(&mut stats.detail, MAX_DETAIL);
-    text(&mut stats.last_lines, MAX_DETAIL);
+    if stats.last_lines.len() > MAX_DETAIL {
+        stats.last_lines = Box::default();
+    }
     if let Some(health) = &mut stats.health {
         if health.state.as_str().len() > MAX_WORD {
             health.state = "".into();

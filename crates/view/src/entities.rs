@@ -108,7 +108,7 @@ impl Instance {
             exit_signal: self.stats.exit_signal,
             out_of_memory: self.stats.out_of_memory,
             detail: self.stats.detail.clone(),
-            last_lines: self.stats.last_lines.clone(),
+            last_lines: self.stats.last_lines.to_string(),
         };
         (self.state == InstanceState::Exited).then(|| end().into())
     }
@@ -124,7 +124,7 @@ impl Instance {
             (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
             self.stats.out_of_memory = end.out_of_memory;
             self.stats.detail = end.detail.clone();
-            self.stats.last_lines = end.last_lines.clone();
+            self.stats.last_lines = end.last_lines.as_str().into();
         }
     }
 }

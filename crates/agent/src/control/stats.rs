@@ -16,14 +16,14 @@ pub(super) fn readable(mut stats: Stats) -> Frame {
         |instance| {
             instance.labels.clear();
             instance.detail.clear();
-            instance.last_lines.clear();
+            instance.last_lines = Box::default();
             if let Some(health) = &mut instance.health {
                 health.detail.clear();
             }
         },
         |instance| {
             instance.name.clear();
-            instance.private_ip.clear();
+            instance.private_ip = None;
             instance.started.clear();
             instance.ended.clear();
             if let Some(health) = &mut instance.health {
@@ -66,9 +66,7 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         disk_usage_mb: instance.usage.disk_mb,
         cpu_usage: instance.usage.cpu_percent,
         volumes: instance.volumes.ids(),
-        private_ip: start
-            .map(|start| start.networking.private_ip.clone())
-            .unwrap_or_default(),
+        private_ip: start.and_then(|start| start.networking.private_ip.parse().ok()),
         name: start.map(|start| start.name.clone()).unwrap_or_default(),
         labels: start.map(|start| start.labels.clone()).unwrap_or_default(),
         started: time(record.started),
@@ -78,9 +76,9 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         out_of_memory: is_over && record.out_of_memory,
         detail: if run { record.detail.clone() } else { String::new() },
         last_lines: if is_over {
-            record.last_lines.clone()
+            record.last_lines.as_str().into()
         } else {
-            String::new()
+            Box::default()
         },
         health: health.map(|health| {
             Box::new(InstanceHealth {

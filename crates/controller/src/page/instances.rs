@@ -277,7 +277,10 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         .fact("CPU", &text(|stats| format!("{} %", known(stats.cpu_usage))))
         .fact("Memory", &text(|stats| megabytes(stats.memory_usage_mb)))
         .fact("Disk", &text(|stats| megabytes(stats.disk_usage_mb)))
-        .fact("Address", &text(|stats| stats.private_ip.clone()))
+        .fact(
+            "Address",
+            &text(|stats| stats.private_ip.map(|ip| ip.to_string()).unwrap_or_default()),
+        )
         .fact(
             "SSH",
             &text(|stats| {

@@ -39,7 +39,7 @@ pub(super) fn instance(view: &View, instance: &Instance) -> Value {
         "node": instance.node, "node_connected": node.is_some_and(|node| node.connected),
         "hostname": node.map(|node| &node.stats.hostname),
         "cpu_usage": stats.cpu_usage, "memory_usage_mb": stats.memory_usage_mb,
-        "disk_usage_mb": stats.disk_usage_mb, "private_ip": known(&stats.private_ip), "ssh_ip": stats.ssh_ip, "ssh_port": stats.ssh_port,
+        "disk_usage_mb": stats.disk_usage_mb, "private_ip": stats.private_ip, "ssh_ip": stats.ssh_ip, "ssh_port": stats.ssh_port,
         "volumes": volumes, "name": stats.name, "labels": stats.labels,
         "started": known(&stats.started), "ended": known(&stats.ended),
         "health": known(health.state.as_str()), "health_detail": known(&health.detail),
