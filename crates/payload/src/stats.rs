@@ -180,8 +180,8 @@ schema! {
         /// again. In one line of at most 200 characters; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
-        /// The last lines that it wrote to its standard error, if it ended by itself and failed: in one line of
-        /// at most 200 characters, with ` / ` between them. Default: empty. Left out when empty.
+        /// The last lines that it wrote to its standard error, unless its exit code is 0: in one line of at
+        /// most 200 characters, with ` / ` between them. Default: empty. Left out when empty.
         // Smaller than a `String`, because a document may have a hundred thousand instances.
         #[serde(skip_serializing_if = "str::is_empty")]
         last_lines: Box<str>,
