@@ -9,14 +9,15 @@ use std::env;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// In bytes. A block of this size or larger is mapped, and returned as soon as it is freed; an
-/// arena may have as many free bytes at its end. Buffers of received frames have 80 KiB and must
-/// not be mapped one by one: with 64 KiB here, eight busy senders had a third of the throughput.
-const THRESHOLD: &str = "131072";
-
 const SETTINGS: [(&str, &str); 2] = [
-    ("MALLOC_MMAP_THRESHOLD_", THRESHOLD),
-    ("MALLOC_TRIM_THRESHOLD_", THRESHOLD),
+    // In bytes. A block of this size or larger is mapped, and returned as soon as it is freed.
+    // Buffers of received frames have 80 KiB and must not be mapped one by one: with 64 KiB here,
+    // eight busy senders had a third of the throughput.
+    ("MALLOC_MMAP_THRESHOLD_", "131072"),
+    // An arena may have as many free bytes at its end. A busy queue is filled and emptied by a megabyte
+    // or two at a time: with 128 KiB here, eight busy senders caused ten times the page faults, and
+    // a frame cost up to an eighth more of the processor.
+    ("MALLOC_TRIM_THRESHOLD_", "2097152"),
 ];
 /// For all threads together. Policy that was replaced leaves gaps, which are filled again only by threads
 /// of the same arena: after six reloads of 13.5 MB an OpFlex server had 170 MiB with this, and 305 without.

@@ -133,11 +133,11 @@ fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
             break;
         };
     }
-    let named = subcommands(&words[subcommand.min(words.len())..]);
     // `help` takes no flags. A missing or unknown subcommand is reported by clap.
     if subcommand == 1 || words.get(subcommand).is_none_or(|word| word == "help") {
         return words;
     }
+    let named = subcommands(&words[subcommand..]);
     let mut moved = words;
     // The names move to the front, and the flags keep their order.
     moved[1..subcommand + named].rotate_right(named);

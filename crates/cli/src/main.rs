@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     if let Some(sink) = logging.notes() {
         output::send_notes_to(sink);
     }
-    match args.command.run(settings, args::command()) {
+    match args.command.run(settings, args::command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => logging.end_with(failure.in_json(json)),
     }

@@ -97,15 +97,15 @@ pub(crate) enum Command {
 impl Command {
     /// Runs a subcommand to its end. Daemons have settings, and `whole` is the
     /// definition of the program's command line.
-    pub(crate) fn run(self, settings: Settings, whole: clap::Command) -> Result<(), Failure> {
+    pub(crate) fn run(self, settings: Settings, whole: fn() -> clap::Command) -> Result<(), Failure> {
         match self {
             Self::Agent(args) => ssntp_agent_cli::run(*args, settings, Role::AGENT),
             Self::Answer(args) => exchange::answer(&args),
             Self::Cert(args) => cert::run(args),
             Self::Cluster(args) => cluster::run(args),
             Self::Cnci(args) => cnci::run(args, settings),
-            Self::Config(args) => config::run(args, &whole),
-            Self::Completions(args) => completions::run(&args, whole),
+            Self::Config(args) => config::run(args, &whole()),
+            Self::Completions(args) => completions::run(&args, whole()),
             Self::Context(args) => context::run(args),
             Self::Controller(args) => controller::run(*args, settings),
             Self::Ctl(args) => ctl::run(args),
@@ -113,7 +113,7 @@ impl Command {
             Self::Demo(args) => demo::run(&args),
             Self::Join(args) => join::run(args),
             Self::Listen(args) => listen::run(args),
-            Self::Manual(args) => completions::manual(&args, whole),
+            Self::Manual(args) => completions::manual(&args, whole()),
             Self::Netagent(args) => ssntp_agent_cli::run(*args, settings, Role::NETAGENT),
             Self::Operands(args) => operands::run(&args),
             Self::Opflex(args) => opflex::run(args, settings),
