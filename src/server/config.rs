@@ -189,12 +189,6 @@ impl ServerConfig {
         self
     }
 
-    /// True if nodes can join: see [`enrol`](Self::enrol).
-    #[cfg(feature = "issue")]
-    pub fn has_issuer(&self) -> bool {
-        self.enrolment.is_some()
-    }
-
     setters! {
         /// The server's UUID. Default: the UUID that the certificate is bound to, or a random one.
         uuid: Uuid;

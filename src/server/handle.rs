@@ -218,6 +218,14 @@ impl ServerHandle {
         self.environment.active().credentials.clone()
     }
 
+    /// The roles with which nodes can join at present, those of the issuer of
+    /// [`ServerConfig::enrol`](super::ServerConfig::enrol); none without one. Does not block.
+    #[cfg(feature = "issue")]
+    pub fn joins(&self) -> Role {
+        let enrolment = self.environment.enrolment.as_ref();
+        enrolment.map_or(Role::default(), |enrolment| enrolment.issuer().info().roles)
+    }
+
     /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
         self.environment.own.uuid

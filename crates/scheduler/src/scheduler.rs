@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::cluster::Cluster;
 use super::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use super::configuration::Configuration;
-use super::enrolment::{Clerk, Enrolments, refused};
+use super::enrolment::{Clerk, Enrolments, no_issuer};
 use super::figures::SchedulerFigures;
 use super::following::{Following, Transferred};
 use super::joined::{JoinError, JoinedScheduler};
@@ -33,7 +33,7 @@ use ssntp::server::{
 };
 use ssntp_cluster::refusal::Reason;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
-use ssntp_payload::{EnrolmentRefusal, NewLeader, StartFailureReason};
+use ssntp_payload::{NewLeader, StartFailureReason};
 use ssntp_transport::{LogLimit, now};
 
 /// The scheduler of a cluster, as the application of a [`Server`].
@@ -115,8 +115,7 @@ impl Scheduler {
         for keeper in [self.configuration.keeper(), self.tenants.keeper()] {
             handles.extend(keeper.start().map_err(ServerError::Thread)?);
         }
-        let clerk = self.config.enrolments.clone().filter(|_| server.has_issuer());
-        let clerk = clerk.map(Clerk::start);
+        let clerk = self.config.enrolments.clone().map(Clerk::start);
         let (clerk, serves) = clerk.transpose().map_err(ServerError::Thread)?.unzip();
         handles.extend(serves);
         self.clerk = clerk;
@@ -270,11 +269,7 @@ impl Scheduler {
     fn handle_enrolment(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let answer = match &self.clerk {
             Some(clerk) => clerk.hand_over(from, frame),
-            None => Some(refused(
-                frame,
-                EnrolmentRefusal::NoIssuer,
-                "the scheduler has no issuer",
-            )),
+            None => Some(no_issuer(frame)),
         };
         if let Some(answer) = answer {
             Out::new(cx, &mut self.log).send(from.uuid(), &answer);

@@ -40,7 +40,7 @@ impl Clerk {
         let run = move || {
             let Ok(server) = servers.recv() else { return };
             for (from, frame) in given {
-                let (to, answer) = (from.uuid(), answer(&records.0, &from, &frame));
+                let (to, answer) = (from.uuid(), answer(&records.0, server.joins(), &from, &frame));
                 // Without an answer the operator's command reaches its time limit, and says so.
                 let _ = server.post(move |cx| {
                     let _ = cx.send(to, &answer);
@@ -62,8 +62,13 @@ impl Clerk {
     }
 }
 
+/// The answer to a command at a scheduler where no node can join.
+pub(crate) fn no_issuer(frame: &Frame) -> Frame {
+    refused(frame, EnrolmentRefusal::NoIssuer, "the scheduler has no issuer")
+}
+
 /// The answer that refuses a command.
-pub(crate) fn refused(frame: &Frame, reason: EnrolmentRefusal, detail: &str) -> Frame {
+fn refused(frame: &Frame, reason: EnrolmentRefusal, detail: &str) -> Frame {
     let detail = detail.to_owned();
     if frame.kind() == Command::MANAGE_TOKENS {
         let id = frame.payload().map(|asked: ManageTokens| asked.id);
@@ -100,11 +105,15 @@ fn invalid(why: impl ToString) -> CommandRefused {
     (EnrolmentRefusal::InvalidData, why.to_string())
 }
 
-/// Carries out a command. Blocks while a change is stored.
-fn answer(store: &RecordStore, from: &SessionInfo, frame: &Frame) -> Frame {
+/// Carries out a command at a scheduler where nodes can join with the roles `joins`. Blocks while a change is
+/// stored.
+fn answer(store: &RecordStore, joins: Role, from: &SessionInfo, frame: &Frame) -> Frame {
+    if joins.is_empty() {
+        return no_issuer(frame);
+    }
     let answer = if frame.kind() == Command::MANAGE_TOKENS {
         let asked = frame.payload().map_err(invalid);
-        asked.and_then(|asked| manage_tokens(store, from, asked).map(|page| Frame::of(&page)))
+        asked.and_then(|asked| manage_tokens(store, joins, from, asked).map(|page| Frame::of(&page)))
     } else {
         let asked = frame.payload().map_err(invalid);
         asked.and_then(|asked| manage_certificates(store, from, asked).map(|page| Frame::of(&page)))
@@ -135,6 +144,7 @@ fn audited<T>(
 
 fn manage_tokens(
     store: &RecordStore,
+    joins: Role,
     from: &SessionInfo,
     asked: ManageTokens,
 ) -> Result<Tokens, CommandRefused> {
@@ -147,12 +157,14 @@ fn manage_tokens(
         }
         TokenAction::Add => {
             let made_by = format!("{}, {}", from.certificate().subject, from.uuid());
-            let added = stored(&token, &made_by).map_err(invalid).and_then(|stored| {
-                store.change(|records| records.add_token(stored.clone()).map_err(invalid))?;
-                let (id, roles, uses) = (&stored.id, stored.roles, stored.uses_left);
-                let line = format!("token {id}: added for {roles}, {uses} uses");
-                Ok((shown(&stored), line))
-            });
+            let added = stored(&token, joins, &made_by)
+                .map_err(invalid)
+                .and_then(|stored| {
+                    store.change(|records| records.add_token(stored.clone()).map_err(invalid))?;
+                    let (id, roles, uses) = (&stored.id, stored.roles, stored.uses_left);
+                    let line = format!("token {id}: added for {roles}, {uses} uses");
+                    Ok((shown(&stored), line))
+                });
             let added = audited(store, from, ("add", &token.id), added)?;
             (vec![added], String::new())
         }
@@ -237,7 +249,7 @@ fn shown(token: &StoredToken) -> TokenEntry {
     }
 }
 
-fn stored(token: &TokenEntry, made_by: &str) -> Result<StoredToken, String> {
+fn stored(token: &TokenEntry, joins: Role, made_by: &str) -> Result<StoredToken, String> {
     let uuid = match token.uuid.uuid() {
         None if !token.uuid.is_empty() => return Err(format!("{} is not a UUID", token.uuid)),
         Some(uuid) if uuid.is_nil() => return Err("the nil UUID is no node's".to_owned()),
@@ -248,6 +260,11 @@ fn stored(token: &TokenEntry, made_by: &str) -> Result<StoredToken, String> {
         return Err(format!(
             "a token gives the roles {}, and not {roles}",
             Role::OF_NODES
+        ));
+    }
+    if !joins.contains(roles) {
+        return Err(format!(
+            "the scheduler's issuer gives the roles {joins}, and not {roles}"
         ));
     }
     let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');

@@ -19,5 +19,5 @@ mod clerk;
 mod records;
 mod store;
 
-pub(crate) use self::clerk::{Clerk, refused};
+pub(crate) use self::clerk::{Clerk, no_issuer};
 pub use self::store::Enrolments;

@@ -89,6 +89,14 @@ fn an_operator_adds_a_token_with_which_a_node_joins_renews_and_is_revoked() {
                 ..entry.clone()
             },
         ),
+        // A token's role that this issuer may not give.
+        (
+            "issuer gives the roles agent, and not netagent",
+            TokenEntry {
+                roles: "netagent".to_owned(),
+                ..entry.clone()
+            },
+        ),
         (
             "secret_sha256",
             TokenEntry {
