@@ -90,6 +90,7 @@
 #[cfg(any(all(doc, not(doctest)), all(doctest, feature = "issue")))]
 pub mod book;
 pub mod client;
+mod jitter;
 #[cfg(feature = "issue")]
 mod join;
 pub mod payload;

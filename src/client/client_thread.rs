@@ -9,10 +9,10 @@
 
 use std::sync::Arc;
 
-use super::config::random_share;
 use super::core::{At, ClientCore, Next, Trial};
 use super::dial::{Dialer, refuse_session};
 use super::handle::ClientHandle;
+use crate::jitter::random_share;
 use ssntp_transport::{Link, now, wall_clock};
 
 /// Closes the client at the end of the client's thread. The client has ended before, unless the thread

@@ -6,8 +6,6 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::error::ClientError;
-#[cfg(feature = "issue")]
-use super::join::NodeFiles;
 use super::uuid_file::{self, Claimed};
 use crate::proto::{DEFAULT_MAX_PAYLOAD, DEFAULT_PORT, Operands};
 use ssntp_pki::{Host, Identity, Role, Trust};
@@ -78,15 +76,6 @@ impl Backoff {
     }
 }
 
-/// A random number from 0 to 1, without 1.
-pub(crate) fn random_share() -> f64 {
-    // The random bits of a new UUID serve as a source of randomness.
-    let random = Uuid::new_v4().as_u128() >> 80;
-    #[expect(clippy::cast_precision_loss, reason = "48 bits fit a double")]
-    let share = random as f64 / (1u64 << 48) as f64;
-    share
-}
-
 /// The configuration of a [`Client`](super::Client).
 ///
 /// ```no_run
@@ -128,7 +117,7 @@ pub struct ClientConfig {
     pub(super) grace: Duration,
     pub(super) renewal_spread: Duration,
     #[cfg(feature = "issue")]
-    pub(super) renewed_in: Option<NodeFiles>,
+    pub(super) renewed_in: Option<PathBuf>,
 }
 
 impl ClientConfig {
@@ -215,7 +204,7 @@ impl ClientConfig {
         /// with a new key, replaces `node.pem` in one step, and uses it as [`renew`](super::ClientHandle::renew)
         /// does. Needs a thread more. Default: the application renews it.
         #[cfg(feature = "issue")]
-        renewed_in as Some: NodeFiles;
+        renewed_in as Some: impl Into<PathBuf>;
 
         /// The DNS name or IP address that every server's certificate has to hold, whatever address
         /// is dialled. Default: the host of the address; `localhost` for a Unix socket and in memory.
@@ -356,6 +345,7 @@ impl ClientConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jitter::random_share;
 
     #[test]
     fn pauses_grow_to_the_cap_and_are_jittered() {

@@ -20,10 +20,11 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::Client;
-use super::config::{ClientConfig, random_share};
+use super::config::ClientConfig;
 use super::error::ClientError;
 use super::event::LOG;
 use super::handle::ClientHandle;
+use crate::jitter::random_share;
 use crate::join::{JoinAnswer, MAX_ANSWER, message, receive};
 use crate::proto::{Command, Frame};
 use crate::request::RequestError;
@@ -54,6 +55,13 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// its authority. Only their owner may read them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFiles(PathBuf);
+
+impl From<NodeFiles> for PathBuf {
+    /// The directory.
+    fn from(files: NodeFiles) -> Self {
+        files.0
+    }
+}
 
 impl NodeFiles {
     /// The files in this directory, which need not exist yet.

@@ -119,7 +119,6 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
-pub(crate) use self::config::random_share;
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 use self::core::ClientCore;
 pub use self::error::{ClientError, DialError, DialFault, RecvError, SendFault, SessionEnd, UnsentError};
@@ -175,7 +174,7 @@ impl Client {
             threads: Mutex::default(),
         };
         #[cfg(feature = "issue")]
-        if let Some(files) = core.state().config.renewed_in.clone() {
+        if let Some(files) = core.state().config.renewed_in.clone().map(NodeFiles::new) {
             let handle = client.handle();
             client.spawn("ssntp-renew", move || join::renew_until_closed(&handle, &files))?;
         }

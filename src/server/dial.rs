@@ -23,7 +23,7 @@ use super::core::CoreEvents;
 use super::entry::{Entry, NoEntry};
 use super::environment::Environment;
 use super::links::{DialledPeer, LINK_PROTOCOL, LinkFailure, PeerState};
-use crate::client::random_share;
+use crate::jitter::random_share;
 use ssntp_pki::CertificateInfo;
 use ssntp_transport::{Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, now, threads};
 

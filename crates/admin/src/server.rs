@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use ssntp::pki::{CertificateInfo, rfc3339};
@@ -254,8 +254,7 @@ fn row(session: SessionFigures, taken: SystemTime) -> Row {
     let (key, uuid, role) = (info.id().number(), info.uuid(), info.role());
     Row::new(key, Some(uuid), role, move || {
         let mut shown = shown(&session.info, session.since, &session.counters);
-        let end = session.info.certificate().not_after;
-        shown["certificate"]["days_left"] = days_between(taken, end).into();
+        shown["certificate"]["days_left"] = session.info.certificate().days_left(taken).into();
         shown["tracing"] = session.info.tracing().into();
         shown["last_received"] = json!(session.last_received.map(rfc3339));
         shown["last_queued"] = json!(session.last_queued.map(rfc3339));
@@ -312,15 +311,5 @@ fn held_back(why: HeldBack) -> &'static str {
     match why {
         HeldBack::Line => "line",
         _ => "credit",
-    }
-}
-
-/// Whole days, rounded down: -1 on the first day after the end.
-fn days_between(now: SystemTime, end: SystemTime) -> i64 {
-    const DAY: u64 = 86_400;
-    let days = |time: Duration| i64::try_from(time.as_secs() / DAY).unwrap_or(i64::MAX);
-    match end.duration_since(now) {
-        Ok(left) => days(left),
-        Err(over) => -1 - days(over.duration()),
     }
 }

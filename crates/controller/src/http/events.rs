@@ -22,7 +22,7 @@ use uuid::Uuid;
 use ssntp_http::{Answer, Refused, Reply, Stream};
 use ssntp_transport::{deadline, left};
 
-use super::programs::unavailable;
+use super::sight::unavailable;
 use super::tokens::Right;
 use crate::model::Row;
 use crate::source::{Output, Rows, Source, Written};

@@ -5,7 +5,7 @@ use ssntp_cluster::Needs;
 use ssntp_http::Refused;
 use ssntp_view::{Node, View};
 
-use super::programs::unavailable;
+use super::sight::unavailable;
 use crate::model::Spec;
 use crate::source::Source;
 

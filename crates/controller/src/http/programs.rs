@@ -8,6 +8,7 @@ use ssntp_http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
 
 use super::access::{self, Access, Client};
+use super::sight::unavailable;
 use super::tokens::Right;
 use super::{events, names};
 use crate::daemon::{Snapshot, UserRequest};
@@ -47,10 +48,6 @@ fn answer(text: serde_json::Result<Vec<u8>>) -> Found {
 
 fn unknown(what: &str) -> Refused {
     Refused::new(404, format!("there is no such {what}"))
-}
-
-pub(super) fn unavailable(why: String) -> Refused {
-    Refused::new(503, why)
 }
 
 impl From<reconcile::Refused> for Refused {

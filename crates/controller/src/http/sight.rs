@@ -10,10 +10,11 @@ use uuid::Uuid;
 use super::access::Client;
 use crate::daemon::{Outcome, Snapshot, UserRequest};
 use crate::model::{Figures, Row, Workload};
-use crate::reconcile::Refused;
+use crate::reconcile;
 use crate::source::{Listed, Output, Picture, Rows, Source};
 use crate::store::Query;
 use ssntp::payload::SessionEntry;
+use ssntp_http::Refused;
 use ssntp_payload::TenantEntry;
 
 /// The daemon, before it is known who asks.
@@ -33,6 +34,11 @@ pub(super) struct Sight {
     pictures: Arc<Sampled<Picture>>,
     /// The tenant; `None` if the client may see everything.
     tenant: Option<String>,
+}
+
+/// The answer if the daemon cannot tell what was asked.
+pub(super) fn unavailable(why: String) -> Refused {
+    Refused::new(503, why)
 }
 
 impl Door {
@@ -172,7 +178,7 @@ impl Source for Sight {
 
     fn request(&self, actor: &str, request: UserRequest) -> Outcome {
         // Also a dry run tells about workloads.
-        self.refused().map_err(Refused::Conflict)?;
+        self.refused().map_err(reconcile::Refused::Conflict)?;
         self.source.request(actor, request)
     }
 }

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use ssntp_payload::{HealthCheck, HttpCheck};
 use ssntp_transport::excerpt;
 
-use super::spec::MAX_SECONDS;
-
+/// The longest time of a setting, in seconds: a week.
+pub(super) const MAX_SECONDS: u32 = 7 * 86_400;
 /// The longest check, in seconds.
 const MAX_CHECK_SECONDS: u32 = 60;
 
@@ -105,7 +105,21 @@ pub(super) fn check_health(health: &HealthCheck, is_process: bool) -> Result<(),
             ("health.failures", health.failures, 1, u32::MAX),
             ("health.start_s", health.start_s, 0, MAX_SECONDS),
         ];
-        return super::spec::check_numbers(numbers);
+        return check_numbers(numbers);
     };
     Err((wrong.0, wrong.1.into()))
+}
+
+/// Checks numbers: the key, the value, the least, and the most, which is in seconds.
+pub(super) fn check_numbers<const N: usize>(
+    numbers: [(&'static str, u32, u32, u32); N],
+) -> Result<(), (&'static str, String)> {
+    for (at, value, least, most) in numbers {
+        if value < least {
+            return Err((at, format!("it is {value}, but must be at least {least}")));
+        } else if value > most {
+            return Err((at, format!("it is more than {most} s")));
+        }
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::health::{check_health, read_health};
+use super::health::{MAX_SECONDS, check_health, check_numbers, read_health};
 use super::start_keys::{StartKeys, check_start};
 use ssntp_payload::{
     HealthCheck, MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, VmType, check_label,
@@ -28,8 +28,6 @@ const MAX_NAME: usize = 56;
 const MAX_DATA: usize = 256 << 10;
 /// The text in place of a value that may be secret.
 const HIDDEN: &str = "(hidden)";
-/// The longest time of a setting, in seconds: a week.
-pub(super) const MAX_SECONDS: u32 = 7 * 86_400;
 /// The desired workload, with the keys of a file for `ssntp ctl apply`.
 ///
 /// ```
@@ -363,20 +361,6 @@ impl Template {
             meta_data: raw(&self.meta_data).flatten(),
         }
     }
-}
-
-/// Checks numbers: the key, the value, the least, and the most, which is in seconds.
-pub(super) fn check_numbers<const N: usize>(
-    numbers: [(&'static str, u32, u32, u32); N],
-) -> Result<(), (&'static str, String)> {
-    for (at, value, least, most) in numbers {
-        if value < least {
-            return Err((at, format!("it is {value}, but must be at least {least}")));
-        } else if value > most {
-            return Err((at, format!("it is more than {most} s")));
-        }
-    }
-    Ok(())
 }
 
 // The keys that differ for each instance belong to the workload, so they are refused below `start`.

@@ -196,6 +196,24 @@ fn refused(code: u16, value: &Value, body: &[u8]) -> Refusal {
     Refusal { code, at, failure }
 }
 
+/// The text of a value; empty if it is null.
+pub(super) fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The elements of a list, or the one value.
+pub(super) fn rows(value: Value) -> Vec<Value> {
+    match value {
+        Value::Array(rows) => rows,
+        Value::Null => Vec::new(),
+        one => vec![one],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

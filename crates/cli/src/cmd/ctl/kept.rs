@@ -9,9 +9,9 @@ use ssntp::payload::{timestamp, yaml};
 use ssntp_controller::{Changed, Spec, encode};
 use uuid::Uuid;
 
-use super::api::{Api, ApiArgs};
+use super::api::{Api, ApiArgs, rows, text};
 use super::options::Options;
-use super::rollouts;
+use super::rollouts::{self, state};
 use crate::cmd::table::{Columns, list, print_values, sheet};
 use crate::failure::Failure;
 use crate::input;
@@ -373,33 +373,9 @@ const HISTORY: Columns<(), Value> = &[
     ("TEXT", |(), row| text(&row["text"])),
 ];
 
-pub(super) fn state(workload: &Value) -> String {
-    if workload["deleting"] == json!(true) {
-        "deleting".into()
-    } else {
-        text(&workload["rollout"]["state"])
-    }
-}
-
 fn at(row: &Value) -> String {
     let at = row["at"].as_u64().unwrap_or_default();
     timestamp::format(at.saturating_mul(1_000_000))
-}
-
-pub(super) fn text(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
-}
-
-fn rows(value: Value) -> Vec<Value> {
-    match value {
-        Value::Array(rows) => rows,
-        Value::Null => Vec::new(),
-        one => vec![one],
-    }
 }
 
 /// The part of a path that makes the controller compare revisions.

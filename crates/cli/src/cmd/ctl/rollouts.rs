@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use ssntp_controller::encode;
 use ssntp_transport::{NEVER, now};
 
-use super::api::Api;
-use super::kept::{state, text};
+use super::api::{Api, text};
 use super::options::Options;
 use crate::failure::Failure;
 use crate::output::{even_unread, note, print_either, printable};
@@ -147,6 +146,15 @@ fn progress(workload: &Value) -> String {
     match text(&status["problem"]).as_str() {
         "" => line,
         problem => format!("{line}; {problem}"),
+    }
+}
+
+/// The state of a roll-out, in a word.
+pub(super) fn state(workload: &Value) -> String {
+    if workload["deleting"] == json!(true) {
+        "deleting".into()
+    } else {
+        text(&workload["rollout"]["state"])
     }
 }
 
