@@ -118,13 +118,15 @@ impl Link {
         self.flags.iter().any(|flag| flag == "UP")
     }
 
-    /// True if the link is the tunnel with this key, local address and UDP port.
+    /// True if the link is the tunnel with this key, local address and UDP port, and learns no addresses from
+    /// packets.
     pub(crate) fn is_tunnel(&self, key: u32, local: Ipv4Addr, port: u16) -> bool {
         let data = &self.linkinfo["info_data"];
         self.ifname == tunnel_name(key)
             && data["id"] == key
             && data["port"] == port
             && data["local"] == local.to_string()
+            && data["learning"] != true
     }
 }
 

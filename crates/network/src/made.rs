@@ -21,6 +21,8 @@ pub(super) struct Made {
     /// The digest of the filter as the agent has made it; `None` if it has changed the filter since it has
     /// read it last.
     pub(super) digest: Option<u64>,
+    /// The settings of the host that hinder tenants, as they were read last.
+    hindrances: Vec<String>,
 }
 
 /// A concentrator on this node.
@@ -181,6 +183,13 @@ impl Made {
         Some((net, port, is_last))
     }
 
+    /// Notes the settings of the host that hinder tenants now. Returns those that did not before.
+    pub(super) fn note_hindrances(&mut self, now: Vec<String>) -> Vec<String> {
+        let before = std::mem::replace(&mut self.hindrances, now);
+        let new = self.hindrances.iter().filter(|it| !before.contains(it));
+        new.cloned().collect()
+    }
+
     /// The elements of the filter's set for all ports.
     pub(super) fn elements(&self) -> impl Iterator<Item = String> {
         let ports = self.nets.values().flat_map(|net| &net.ports);
@@ -224,7 +233,7 @@ impl Part<'_> {
         let is_on = |net: &TenantNet| link.master == bridge_name(net.key) && link.mtu == mtu;
         link.is_up()
             && match self {
-                Part::Bridge => link.mtu == mtu,
+                Part::Bridge => link.mtu == mtu && link.linkinfo["info_data"]["mcast_snooping"] == 0,
                 Part::Concentrator => link.master == underlay,
                 Part::Tunnel(net) => is_on(net),
                 Part::Port(net, port) => {
@@ -241,6 +250,18 @@ mod tests {
 
     use super::*;
     use ssntp_agent::network::Attachment;
+
+    /// The programs of containers turn some on long after the agent has started.
+    #[test]
+    fn a_setting_that_hinders_tenants_is_told_each_time_that_it_begins() {
+        let mut made = Made::default();
+        let mut told = |now: &[&str]| made.note_hindrances(now.iter().map(|it| (*it).to_owned()).collect());
+        assert_eq!(told(&[]), Vec::<String>::new());
+        assert_eq!(told(&["a"]), ["a"]);
+        assert_eq!(told(&["a", "b"]), ["b"]);
+        assert!(told(&["a"]).is_empty() && told(&[]).is_empty());
+        assert_eq!(told(&["a"]), ["a"]);
+    }
 
     fn port(key: u32, ip: &str) -> TenantPort {
         let start = Start {

@@ -82,25 +82,31 @@ impl Networks {
         };
         let may = tools::nft_check(&network.table(&Made::default()));
         may.map_err(|why| format!("tenants' networks need CAP_NET_ADMIN, ip and nft: {why}"))?;
-        // Each namespace has this setting, if the kernel has this filter.
-        if is_on(fs::read(BRIDGED)) {
-            warn!(
-                "tenants' networks: packets on the bridges also pass the IP filters of this host, \
-                 which is slow and may drop them: set {BRIDGED} to 0"
-            );
-        }
-        // Only the first namespace has this setting.
-        if network.config.concentrator_certs.is_some() && is_low(fs::read(NEIGHBOURS)) {
-            warn!(
-                "tenants' networks: one tenant may use up the MAC addresses that this host can know, and \
-                 stop all others: set {NEIGHBOURS} to {MIN_NEIGHBOURS} or more"
-            );
-        }
         info!(
             "tenants' networks: tunnels begin at {} ({})",
             network.underlay.ip, network.underlay.device
         );
         Ok(network)
+    }
+
+    /// The settings of the kernel by which this host hinders tenants, with what to do.
+    fn hindrances(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        // Each namespace has this setting, if the kernel has this filter.
+        if is_on(fs::read(BRIDGED)) {
+            found.push(format!(
+                "packets on the bridges also pass the IP filters of this host, which is slow and may drop \
+                 them: set {BRIDGED} to 0"
+            ));
+        }
+        // Only the first namespace has this setting.
+        if self.config.concentrator_certs.is_some() && is_low(fs::read(NEIGHBOURS)) {
+            found.push(format!(
+                "one tenant may use up the MAC addresses that this host can know, and stop all others: set \
+                 {NEIGHBOURS} to {MIN_NEIGHBOURS} or more"
+            ));
+        }
+        found
     }
 
     /// The address at which tunnels begin.
@@ -285,13 +291,13 @@ impl Networks {
     /// make each START of a tenant fail.
     fn hold_port(&self) -> Result<(), String> {
         let (local, port) = (self.underlay.ip, self.config.tunnels.port);
-        let add = format!(
-            "link add name {HOLDER} type vxlan id 0 local {local} dstport {port} nolearning\nlink set {HOLDER} up\n"
-        );
-        match tools::ip(&add) {
-            Err(why) if !why.contains("File exists") => Err(format!("UDP port {port} of tunnels: {why}")),
-            _ => Ok(()),
-        }
+        let add = format!("link add name {HOLDER} type vxlan id 0 local {local} dstport {port} nolearning\n");
+        let added = match tools::ip(&add) {
+            Err(why) if !why.contains("File exists") => Err(why),
+            // The port is free while the link is down.
+            _ => tools::ip(&format!("link set {HOLDER} up\n")),
+        };
+        added.map_err(|why| format!("UDP port {port} of tunnels: {why}"))
     }
 
     /// The state and the counters of each tunnel. Links and filters that were deleted or changed are
@@ -334,6 +340,9 @@ impl Networks {
         found.drops = self.keep_filter(made)?;
         found.links = links()?;
         found.broken = self.settle(made, &found.links);
+        for why in made.note_hindrances(self.hindrances()) {
+            warn!("tenants' networks: {why}");
+        }
         self.check_underlay()?;
         self.mend_concentrators(made);
         self.hold_port()
@@ -446,7 +455,7 @@ impl Networks {
         let (TunnelConfig { mtu, port: udp, .. }, local) = (&self.config.tunnels, self.underlay.ip);
         let add = |kind: String| format!("link add name {name} mtu {mtu} group {GROUP} type {kind}");
         let added = match part {
-            Part::Bridge | Part::Concentrator => add("bridge mcast_snooping 0".into()),
+            Part::Bridge | Part::Concentrator => add("bridge".into()),
             // The tunnel learns no addresses, because it has only one peer, the concentrator.
             Part::Tunnel(net) => add(format!(
                 "vxlan id {} local {local} remote {} dstport {udp} nolearning",
@@ -467,7 +476,9 @@ impl Networks {
             let _ = writeln!(batch, "{added}\nlink set {name} addrgenmode none");
         }
         match part {
-            Part::Bridge => {}
+            Part::Bridge => {
+                let _ = writeln!(batch, "link set {name} type bridge mcast_snooping 0");
+            }
             Part::Concentrator => {
                 let _ = writeln!(batch, "link set {name} master {}", self.underlay.device);
             }

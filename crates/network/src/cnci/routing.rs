@@ -191,9 +191,8 @@ impl Routing {
         let tunnels: Vec<(u32, Ipv4Net)> = tunnels.chain(mesh).collect();
         // Peers and instances compute the MAC address of a tunnel from its IP address.
         let is_right = |link: &Link| {
-            let learns = link.linkinfo["info_data"]["learning"] == true;
             let is_it = |(key, own): &(u32, Ipv4Net)| {
-                link.is_tunnel(*key, local, *port) && link.address == mac_of(own.addr()) && !learns
+                link.is_tunnel(*key, local, *port) && link.address == mac_of(own.addr())
             };
             tunnels.iter().any(is_it)
         };

@@ -173,7 +173,7 @@ fn links_that_break_while_the_agent_runs_are_made_again() {
         let own = name(2);
         let namespace = processes[1].namespace().open().unwrap();
         let within = |words: &str| tools::ip_within(&namespace, &format!("{words}\n")).unwrap();
-        let breaks: [&dyn Fn(); 15] = [
+        let breaks: [&dyn Fn(); 17] = [
             &|| within("addr del 172.16.0.5/32 dev eth0"),
             &|| within("route del default"),
             &|| within("link set eth0 down"),
@@ -183,6 +183,8 @@ fn links_that_break_while_the_agent_runs_are_made_again() {
             &|| bridge("link del ssx2"),
             &|| bridge("link del ssb2"),
             &|| bridge("link set ssx2 down"),
+            &|| bridge("link set ssx2 type vxlan learning"),
+            &|| bridge("link set ssb2 type bridge mcast_snooping 1"),
             &|| bridge("link set ssx2 nomaster"),
             &|| bridge(&format!("link del {own}")),
             &|| bridge(&format!("link set {own} nomaster")),
@@ -541,9 +543,11 @@ fn only_root_uses_the_port_of_tunnels() {
         });
         let refused = other.unwrap().join().unwrap().unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
-        // A link that somebody has deleted is made again.
-        tools::ip("link del ssv0\n").unwrap();
-        networks.tunnels();
-        assert!(UdpSocket::bind(("127.0.0.1", DEFAULT_PORT)).is_err());
+        // A link that somebody has deleted or changed is made again.
+        for words in ["link del ssv0\n", "link set ssv0 down\n"] {
+            tools::ip(words).unwrap();
+            networks.tunnels();
+            assert!(UdpSocket::bind(("127.0.0.1", DEFAULT_PORT)).is_err(), "{words}");
+        }
     });
 }
