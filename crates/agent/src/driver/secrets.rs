@@ -18,6 +18,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::Refused;
+use ssntp::payload::yaml::without_mark;
 use ssntp_payload::Start;
 
 /// The maximum length of a file, in bytes. The system allows 128 KiB for a variable.
@@ -44,7 +45,7 @@ pub(super) fn variables(
                 continue;
             }
             let mut parts = line.splitn(2, |byte| *byte == b'=');
-            let is_name = |name: &&[u8]| !name.is_empty() && !name.contains(&b' ');
+            let is_name = |name: &&[u8]| !name.is_empty() && !name.iter().any(u8::is_ascii_whitespace);
             let (Some(variable), Some(value)) = (parts.next().filter(is_name), parts.next()) else {
                 let why = format!("the file {name:?} of secrets: line {} is not NAME=VALUE", at + 1);
                 return Err(Refused::launch(why));
@@ -84,7 +85,9 @@ fn read(directory: &Path, name: &str) -> io::Result<Vec<u8>> {
     if content.contains(&0) {
         return Err(io::Error::other("it contains a zero byte"));
     }
-    Ok(content)
+    // An editor may have put a mark there, which would be a part of a name or of a password.
+    let mark = content.len() - without_mark(&content).len();
+    Ok(content.split_off(mark))
 }
 
 #[cfg(test)]
@@ -107,9 +110,9 @@ mod tests {
     fn files_become_variables_and_no_error_repeats_their_content() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        fs::write(at("db"), "hunter2\r\n").unwrap();
+        fs::write(at("db"), "\u{feff}hunter2\r\n").unwrap();
         fs::write(at("lines"), "two\nlines\n\n").unwrap();
-        fs::write(at("web.env"), "# of web\n\nA=1\n  B=x=y \nA=2\r").unwrap();
+        fs::write(at("web.env"), "\u{feff}C=3\n# of web\n\nA=1\n  B=x=y \nA=2\r").unwrap();
         fs::write(at("bad.env"), "A=1\nhunter2\n").unwrap();
         fs::write(at("zero"), "hunter2\0").unwrap();
         fs::write(at("long"), vec![b'x'; 64 * 1024 + 1]).unwrap();
@@ -121,7 +124,13 @@ mod tests {
             .iter()
             .map(|(name, value)| (name.to_str(), value.to_str()))
             .collect();
-        let expected = [("A", "2"), ("B", "x=y "), ("L", "two\nlines\n"), ("P", "hunter2")];
+        let expected = [
+            ("A", "2"),
+            ("B", "x=y "),
+            ("C", "3"),
+            ("L", "two\nlines\n"),
+            ("P", "hunter2"),
+        ];
         assert_eq!(found, expected.map(|(name, value)| (Some(name), Some(value))));
         for (name, why) in [
             ("none", "No such file"),
@@ -141,13 +150,11 @@ mod tests {
             }
         }
         let error = of(&start(&["bad.env"], &[])).unwrap_err().why;
-        fs::write(at("web.env"), "A =1").unwrap();
-        assert!(
-            of(&start(&["web.env"], &[]))
-                .unwrap_err()
-                .why
-                .ends_with("line 1 is not NAME=VALUE")
-        );
+        for line in ["A =1", "A\t=1", "export A=1", "=1"] {
+            fs::write(at("web.env"), line).unwrap();
+            let why = of(&start(&["web.env"], &[])).unwrap_err().why;
+            assert!(why.ends_with("line 1 is not NAME=VALUE"), "{line}: {why}");
+        }
         assert_eq!(error, "the file \"bad.env\" of secrets: line 2 is not NAME=VALUE");
         assert!(variables(&start(&[], &[]), None).unwrap().is_empty());
     }
