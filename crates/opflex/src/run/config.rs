@@ -276,8 +276,8 @@ pub enum CallError {
         /// The revision that the policy has.
         is: u64,
     },
-    /// The engine that keeps the policy of several servers did not accept the change. After
-    /// [`EngineError::Away`] the change may have been made.
+    /// The engine that keeps the policy of several servers did not accept the change. After an
+    /// [unknown](EngineError::is_unknown) outcome the change may have been made.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The engine's document with the policy of the cluster is malformed. A reload replaces it.

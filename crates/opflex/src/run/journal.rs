@@ -10,8 +10,8 @@
 //! A line has the state of the objects after its edit. The first line has a digest of the
 //! file. If the process ended after it had written the file and before it had removed the
 //! journal, the digest is that of the former file, and the journal is ignored. If the process
-//! ended while it was writing a line, this line is ignored. The caller of that edit had not
-//! got an answer yet.
+//! ended while it was writing the last line, this line is ignored. The caller of that edit had not
+//! got an answer yet. Any other line that is not an edit is an error: later edits were answered.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -201,7 +201,7 @@ pub(super) fn remove(kept: &Path) {
 /// The policy of a file with the edits of its journal.
 ///
 /// # Errors
-/// The journal exists and cannot be read.
+/// The journal exists and cannot be read, or has a line that is no edit.
 pub(super) fn with_edits(
     kept: &Path,
     text: &[u8],
@@ -215,10 +215,17 @@ pub(super) fn with_edits(
         Err(e) => return Err(StartError::Keep(path, e)),
     };
     let shown = path.display();
-    let mut lines = edits.split_inclusive(|byte| *byte == b'\n');
-    let head = lines
-        .next()
-        .and_then(|head| serde_json::from_slice::<Head>(head).ok());
+    let damaged = |n: usize| {
+        let why = format!("line {n} is damaged; delete the file to begin without these edits");
+        StartError::Keep(path.clone(), io::Error::new(io::ErrorKind::InvalidData, why))
+    };
+    let mut lines = edits.split_inclusive(|byte| *byte == b'\n').zip(1..);
+    // A crash leaves a part of a line at the end.
+    let is_torn = |line: &[u8]| !line.ends_with(b"\n");
+    let head = match lines.next().filter(|(head, _)| !is_torn(head)) {
+        Some((head, n)) => Some(serde_json::from_slice::<Head>(head).map_err(|_| damaged(n))?),
+        None => None,
+    };
     if head.is_none_or(|head| head.of != Digest::of(text)) {
         // The process ended between writing the file and removing the journal.
         warn!(target: LOG, "{shown}: ignored: these edits do not belong to {}", kept.display());
@@ -229,13 +236,13 @@ pub(super) fn with_edits(
     if tree.merge(objects.clone()).is_err() {
         return Ok(objects);
     }
-    for (n, line) in lines.enumerate() {
-        let edit = Some(line).filter(|line| line.ends_with(b"\n"));
-        let edit = edit.and_then(|line| serde_json::from_slice::<EditLine>(line).ok());
-        if edit.and_then(|edit| edit.apply(&mut tree).ok()).is_none() {
-            warn!(target: LOG, "{shown}: edit {} and later ones are ignored: it was not written completely", n + 1);
+    for (line, n) in lines {
+        if is_torn(line) {
+            warn!(target: LOG, "{shown}: line {n} is ignored: it was not written completely");
             break;
         }
+        let edit = serde_json::from_slice::<EditLine>(line).map_err(|_| damaged(n))?;
+        edit.apply(&mut tree).map_err(|_| damaged(n))?;
     }
     Ok(tree.to_objects())
 }

@@ -170,8 +170,9 @@ fn each_revision_of_a_cluster_is_one_policy() {
 
 #[test]
 fn while_the_engine_is_away_policy_stays_and_edits_are_refused() {
-    let engine = MemoryEngine::new();
-    let one = join(&engine, vec![object("/a/", "first")]);
+    let (engine, directory) = (MemoryEngine::new(), tempfile::tempdir().unwrap());
+    let socket = directory.path().join("control");
+    let one = try_join(&engine, config(vec![object("/a/", "first")]).control(&socket)).unwrap();
     engine.fail(Some(EngineError::Away("cut off".to_owned())));
     let edit = |value| one.handle().edit(Edit::Merge(vec![object("/a/", value)]));
     let refused = edit("second").unwrap_err();
@@ -180,6 +181,18 @@ fn while_the_engine_is_away_policy_stays_and_edits_are_refused() {
         "{refused}"
     );
     assert_eq!(names(&one), ["first"]);
+    // Its answer may be lost, so nobody is told that the change was refused.
+    let mut control = Control::connect(&socket, LIMIT).unwrap();
+    let told = control.put(&[object("/a/", "second")], false).unwrap_err();
+    assert!(
+        told.to_string()
+            .ends_with("the change may have been made: the engine is away: cut off"),
+        "{told}"
+    );
+    engine.fail(Some(EngineError::Full("no room".to_owned())));
+    let told = control.put(&[object("/a/", "second")], false).unwrap_err();
+    assert!(!told.to_string().contains("may have"), "{told}");
+    engine.fail(Some(EngineError::Away("cut off".to_owned())));
     let refused = try_join(&engine, config(Vec::new())).unwrap_err();
     assert_eq!(refused.to_string(), "cannot join: the engine is away: cut off");
     engine.fail(None);

@@ -533,6 +533,21 @@ fn an_edit_is_appended_to_the_journal_and_survives_a_crash() {
     std::fs::create_dir(at("unreadable.edits")).unwrap();
     let config = ServerConfig::new(server_settings("pr1")).keep(at("unreadable"));
     assert!(matches!(Server::start(config), Err(StartError::Keep(..))));
+    // Nor are edits behind a damaged line, because their callers were told that they are kept.
+    let lines: Vec<_> = edits.split_inclusive(|byte| *byte == b'\n').collect();
+    for (number, damage) in [(0, &b"{}\n"[..]), (1, b"\0\0\0\n"), (2, b"{\"delete\":[7]}\n")] {
+        let mut lines = lines.clone();
+        lines[number] = damage;
+        std::fs::write(at("damaged"), &whole).unwrap();
+        std::fs::write(at("damaged.edits"), lines.concat()).unwrap();
+        let config = ServerConfig::new(server_settings("pr1")).keep(at("damaged"));
+        let error = Server::start(config).map(drop).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("line {} is damaged", number + 1)),
+            "{error}"
+        );
+        assert_eq!(std::fs::read(at("damaged.edits")).unwrap(), lines.concat());
+    }
 
     server.stop();
     assert!(!at("policy.edits").exists());

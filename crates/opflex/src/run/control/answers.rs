@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::config::{LocalSocket, SERVER_LOG as LOG, StartError};
+use super::super::config::{CallError, LocalSocket, SERVER_LOG as LOG, StartError};
 use super::super::context::ServerContext;
 use super::super::handle::ServerHandle;
 use super::super::local;
@@ -19,6 +19,7 @@ use crate::message::{Custom, CustomResult, ErrorCode, ErrorResponse, Incoming, R
 use crate::model::{Edit, ManagedObject, Name, ObjectRef, Piece, Uri};
 use crate::rpc::{Frame, Id, Limits};
 use crate::server::{Exported, Store};
+use ssntp_engine::EngineError;
 use ssntp_transport::{Acceptance, wall_clock};
 
 /// The maximum number of control connections at a time.
@@ -62,7 +63,7 @@ fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, 
     };
     if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
         let (wanted, at) = edit(&call)?;
-        let edited = server.edit_at(wanted, at).map_err(ErrorResponse::error)?;
+        let edited = server.edit_at(wanted, at).map_err(not_edited)?;
         // This call returns only after the updates of the edit are in the queues of clients.
         server.with(|_| ()).map_err(ErrorResponse::error)?;
         return Ok(reply(id, &call.method, edited));
@@ -78,6 +79,17 @@ fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, 
     server
         .with(move |cx| answer(cx, &id, &call))
         .map_err(ErrorResponse::error)?
+}
+
+/// The error of an edit, which says so if the edit may have been made.
+fn not_edited(why: CallError) -> Box<ErrorResponse> {
+    match &why {
+        CallError::Engine(EngineError::Away(_) | EngineError::Answer(_)) | CallError::Stopped => {
+            // First, because readers cut long messages.
+            ErrorResponse::error(format_args!("the change may have been made: {why}"))
+        }
+        _ => ErrorResponse::error(why),
+    }
 }
 
 /// The edit of a call, and the revision of policy for which it was made.

@@ -261,7 +261,7 @@ pub enum ControlError {
     #[error("the server closed the connection")]
     Closed,
     /// The server answered with an error.
-    #[error("the server refused: {0}")]
+    #[error("the server answers: {0}")]
     Refused(Box<ErrorResponse>),
     /// The answer is malformed: another program listens at the socket.
     #[error("the program at this socket is not an OpFlex server")]
@@ -272,7 +272,8 @@ impl From<io::Error> for ControlError {
     fn from(e: io::Error) -> Self {
         match e.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Self::TimedOut,
-            io::ErrorKind::UnexpectedEof => Self::Closed,
+            // The system says so if the server has not read all that was sent.
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Self::Closed,
             _ => Self::Io(e),
         }
     }
