@@ -99,7 +99,7 @@ impl Store {
             return Err(StoreError::failed(
                 &file,
                 Fault::Damaged,
-                "it is empty".to_owned(),
+                "it is empty; delete it to begin without workloads, or restore a backup".to_owned(),
             ));
         }
         let mut options = OpenOptions::new();
