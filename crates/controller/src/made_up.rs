@@ -2,7 +2,7 @@
 //! when a test says so.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Sender, unbounded};
@@ -131,6 +131,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
             ("this controller", now() + Duration::from_secs(86_400 * 9)),
             ("the scheduler", now() + Duration::from_secs(86_400 * 300)),
         ],
+        distinctions: OnceLock::new(),
     };
     let made_up = Arc::new(MadeUp {
         picture: Mutex::new(picture),
@@ -452,6 +453,7 @@ impl MadeUp {
     pub(crate) fn see(&self, frame: &Frame) {
         let mut picture = self.picture.lock().unwrap();
         Arc::make_mut(&mut picture.view).apply(frame, now());
+        picture.distinctions = OnceLock::new();
     }
 }
 

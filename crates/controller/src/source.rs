@@ -1,8 +1,9 @@
 //! The interface between the HTTP side and the daemon: a [`Picture`] of the present, rows of the
 //! history, and orders. Tests put a cluster in memory behind it.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -13,7 +14,7 @@ use crate::model::{Figures, Row};
 use crate::store::Query;
 use ssntp::payload::SessionEntry;
 use ssntp_payload::TenantEntry;
-use ssntp_view::View;
+use ssntp_view::{Node, View};
 
 /// The cluster at one moment.
 #[derive(Clone, Debug)]
@@ -25,6 +26,39 @@ pub(crate) struct Picture {
     pub(crate) view: Arc<View>,
     /// The owners of certificates (this controller and its scheduler) and the times of expiry.
     pub(crate) certificates: Vec<(&'static str, SystemTime)>,
+    /// By node, what its name lacks to tell it from other nodes. Computed when it is asked for.
+    pub(crate) distinctions: OnceLock<HashMap<Uuid, String>>,
+}
+
+impl Picture {
+    /// What tells a node from others of its name, or from others whose UUIDs begin so if it has no name; empty if
+    /// nothing is needed.
+    pub(crate) fn distinction(&self, node: Uuid) -> &str {
+        let all = self.distinctions.get_or_init(|| distinctions(&self.view));
+        all.get(&node).map_or("", String::as_str)
+    }
+}
+
+fn distinctions(view: &View) -> HashMap<Uuid, String> {
+    let begin = |node: &Node| node.uuid.as_u128() >> 96;
+    let (mut names, mut begins) = (HashMap::new(), HashMap::new());
+    for node in view.nodes() {
+        *names.entry(node.stats.hostname.as_str()).or_insert(0) += 1;
+        *begins.entry(begin(node)).or_insert(0) += 1;
+    }
+    let text = |node: &Node| {
+        let mut text = node.uuid.to_string();
+        if begins.get(&begin(node)) == Some(&1) {
+            text.truncate(8);
+        }
+        text
+    };
+    let is_alike = |node: &&Node| match node.stats.hostname.as_str() {
+        "" => begins.get(&begin(node)).is_some_and(|count| *count > 1),
+        name => names.get(name).is_some_and(|count| *count > 1),
+    };
+    let alike = view.nodes().filter(is_alike);
+    alike.map(|node| (node.uuid, text(node))).collect()
 }
 
 /// A list that the scheduler has sent, or the reason why there is none.

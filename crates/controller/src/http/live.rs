@@ -2,7 +2,7 @@
 //! that it queries from its scheduler.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ssntp_admin::Sampler;
@@ -62,6 +62,7 @@ impl Source for Live {
             kept: self.handle.snapshot(),
             view: Arc::new(controller.look(Clone::clone)),
             certificates,
+            distinctions: OnceLock::new(),
         })
     }
 

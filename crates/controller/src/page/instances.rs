@@ -35,6 +35,7 @@ pub(super) struct InstanceRow<'a> {
     seen: Option<&'a ssntp_view::Instance>,
     kept: Option<&'a model::Instance>,
     on: Option<&'a Node>,
+    place: Option<Link<'a>>,
     now: SystemTime,
     /// The reason why the instance ended, and what it wrote last, as far as the reader may see it; empty if it
     /// has not ended, or if the reason is unknown.
@@ -61,6 +62,7 @@ impl<'a> InstanceRow<'a> {
             seen,
             kept,
             on: node.and_then(|node| scene.picture.view.node(node)),
+            place: node.map(|node| scene.node(node)),
             now: scene.now(),
         }
     }
@@ -121,6 +123,7 @@ impl<'a> InstanceRow<'a> {
             to: "instances",
             uuid: self.uuid,
             name: self.name(),
+            distinction: "",
         }
     }
 }
@@ -169,10 +172,10 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&InstanceRo
                     out.show(&WorkloadLink(row.workload()));
                 }
             }),
-        Column("node", "Node", "", |row| row.on.map_or("", |on| on.stats.hostname.as_str()).into(),
+        Column("node", "Node", "", |row| row.place.map_or("", |place| place.name).into(),
             |row, out| {
-                if let Some(on) = row.on {
-                    out.show(&Link::node(on));
+                if let Some(place) = row.place.filter(|_| row.on.is_some()) {
+                    out.show(&place);
                 }
             }),
         Column("cpu", "CPU", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.cpu_usage)),

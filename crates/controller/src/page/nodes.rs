@@ -36,6 +36,7 @@ pub(super) fn state(node: &Node) -> Badge {
 
 struct NodeRow<'a> {
     node: &'a Node,
+    link: Link<'a>,
     now: SystemTime,
 }
 
@@ -56,7 +57,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
         Column("name", "Node", "name", |row: &NodeRow<'_>| row.node.stats.hostname.as_str().into(),
-            |row, out| out.show(&Link::node(row.node))),
+            |row, out| out.show(&row.link)),
         Column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
         Column("kind", "Kind", "opt", |row| row.node.kind().into(), |row, out| out.show(row.node.kind())),
         Column("instances", "Instances", "n", |row| number(row.node.instances.len()),
@@ -99,7 +100,11 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         .picture
         .view
         .nodes()
-        .map(|node| NodeRow { node, now })
+        .map(|node| NodeRow {
+            node,
+            link: scene.node(node.uuid),
+            now,
+        })
         .collect();
     table.show(main, scene.params, rows);
     Ok("Nodes".to_owned())
@@ -122,7 +127,8 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
     let labels = stats.labels.iter().map(|(key, value)| format!("{key}={value}"));
     let labels: Vec<_> = labels.collect();
-    let listed = NodeRow { node, now };
+    let link = scene.node(uuid);
+    let listed = NodeRow { node, link, now };
     let mut heard = Html::default();
     if let Some(at) = node.seen {
         html!(&mut heard; {Age { at, now }});

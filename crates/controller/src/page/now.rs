@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use super::scene::{Made, Scene};
-use super::words::{Badge, Bytes, Grade, Link};
+use super::words::{Badge, Bytes, Grade};
 use super::{instances, nodes, tenants, workloads};
 
 /// The maximum number of nodes or instances that a problem names. The rest are counted.
@@ -198,7 +198,7 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     for (word, grade, words) in NODES {
         let nodes = scene.picture.view.nodes();
         let nodes = nodes.filter(|node| nodes::state(node).1 == word);
-        let named = nodes.map(|node| shown(&Link::node(node))).collect();
+        let named = nodes.map(|node| shown(&scene.node(node.uuid))).collect();
         together(problems, grade, &format!("/nodes?state={word}"), words, named);
     }
 }

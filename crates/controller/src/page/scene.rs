@@ -43,7 +43,7 @@ impl From<String> for Missing {
 /// The title of a view. The view adds its content to the main part of the page.
 pub(super) type Made = Result<String, Missing>;
 
-impl Scene<'_> {
+impl<'a> Scene<'a> {
     pub(super) fn now(&self) -> SystemTime {
         self.picture.taken
     }
@@ -53,12 +53,14 @@ impl Scene<'_> {
         Age { at, now }
     }
 
-    pub(super) fn node(&self, uuid: Uuid) -> Link<'_> {
-        let known = self.picture.view.node(uuid);
+    pub(super) fn node(&self, uuid: Uuid) -> Link<'a> {
+        let picture: &'a Picture = self.picture;
+        let known = picture.view.node(uuid);
         Link {
             to: "nodes",
             uuid,
             name: known.map_or("", |node| &node.stats.hostname),
+            distinction: picture.distinction(uuid),
         }
     }
 
@@ -68,6 +70,7 @@ impl Scene<'_> {
             to: "instances",
             uuid,
             name: known.map_or("", |instance| &instance.stats.name),
+            distinction: "",
         }
     }
 

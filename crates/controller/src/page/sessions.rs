@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use super::html::{Html, html};
 use super::scene::{Facts, Made, Scene};
 use super::table::{Column, Table, number};
-use super::words::{Badge, Bytes, Grade, Span};
+use super::words::{Badge, Bytes, Grade, Link, Span};
 use ssntp::payload::SessionEntry;
 
 /// The time in seconds after which a session counts as silent. Agents send STATS every 30 s.
@@ -42,13 +40,13 @@ fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
     struct SessionRow<'a> {
         session: &'a SessionEntry,
         name: &'a str,
-        node: Option<Uuid>,
+        node: Option<Link<'a>>,
     }
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
         Column("client", "Client", "name", |row: &SessionRow<'_>| row.name.into(),
             |row, out| match row.node {
-                    Some(uuid) => html!(out; "<a href='/nodes/" {uuid} "'>" {row.name} "</a>"),
+                    Some(node) => out.show(&node),
                     None => html!(out; {row.name}),
             }),
         Column("roles", "Roles", "opt", |row| row.session.roles.clone().into(),
@@ -95,7 +93,7 @@ fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
         SessionRow {
             session,
             name: name.unwrap_or(session.uuid.as_str()),
-            node: known.map(|node| node.uuid),
+            node: known.map(|node| scene.node(node.uuid)),
         }
     });
     table.show(out, scene.params, rows.collect());

@@ -70,7 +70,7 @@ fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
             |row, out| {
                 html!(out; {row.tenant.concentrator_ip} " ");
                 if let Some(uuid) = row.tenant.concentrator_uuid.uuid() {
-                    out.show(&Link { to: "instances", uuid, name: "" });
+                    out.show(&Link { to: "instances", uuid, name: "", distinction: "" });
                 }
             }),
     ];

@@ -186,8 +186,10 @@ fn host(scene: &Scene<'_>, uuid: &str) -> String {
     let Ok(uuid) = uuid.parse() else {
         return uuid.chars().take(36).collect();
     };
-    match scene.node(uuid).name {
-        "" => short(uuid),
-        name => name.to_owned(),
+    let node = scene.node(uuid);
+    match (node.name, node.distinction) {
+        ("", "") => short(uuid),
+        (name, "") => name.to_owned(),
+        (name, distinction) => format!("{name} {distinction}").trim_start().to_owned(),
     }
 }

@@ -9,7 +9,6 @@ use uuid::Uuid;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use ssntp::pki::rfc3339;
-use ssntp_view::Node;
 
 /// The grade of a state. Each grade has a sign of its own, so that a reader need not rely on colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,30 +143,29 @@ impl Show for Used {
 
 /// A link to a node, an instance or another thing that has a UUID. Its text is the name, or the
 /// beginning of the UUID if there is no name.
+#[derive(Clone, Copy)]
 pub(crate) struct Link<'a> {
     pub(crate) to: &'static str,
     pub(crate) uuid: Uuid,
     pub(crate) name: &'a str,
-}
-
-impl<'a> Link<'a> {
-    pub(crate) fn node(node: &'a Node) -> Self {
-        Self {
-            to: "nodes",
-            uuid: node.uuid,
-            name: &node.stats.hostname,
-        }
-    }
+    /// What the name, or the beginning, lacks to tell it from others; empty if nothing is needed.
+    pub(crate) distinction: &'a str,
 }
 
 impl Show for Link<'_> {
     fn show_in(&self, out: &mut Html) {
-        let Self { to, uuid, name } = self;
+        let Self {
+            to,
+            uuid,
+            name,
+            distinction,
+        } = self;
         html!(out; "<a href='/" {to} "/" {uuid} "' title='" {uuid} "'>");
-        if name.is_empty() {
-            html!(out; "<code>" {short(*uuid)} "</code>");
-        } else {
-            out.show(name);
+        match (*name, *distinction) {
+            ("", "") => html!(out; "<code>" {short(*uuid)} "</code>"),
+            ("", distinction) => html!(out; "<code>" {distinction} "</code>"),
+            (name, "") => out.show(name),
+            (name, distinction) => html!(out; {name} " <code>" {distinction} "</code>"),
         }
         html!(out; "</a>");
     }

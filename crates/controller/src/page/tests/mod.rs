@@ -287,6 +287,39 @@ fn hostile_names_are_text_on_every_page() {
 }
 
 #[test]
+fn nodes_with_one_name_and_alike_uuids_are_told_apart() {
+    let source = made_up::cluster(4, 1);
+    let see = |node: Uuid, hostname: &str| {
+        let stats = ssntp_payload::Stats {
+            node_uuid: node.into(),
+            hostname: hostname.into(),
+            ..Default::default()
+        };
+        source.see(&ssntp::proto::Frame::of(&stats));
+    };
+    let far = Uuid::from_u128(0x91ab_0000_u128 << 96);
+    let [one, two, three] = [0, 1, 2].map(node_uuid);
+    for (node, hostname) in [(one, "twin"), (two, "twin"), (far, "twin"), (three, "alone")] {
+        see(node, hostname);
+    }
+    let page = shown(&source, "/nodes", "");
+    for text in [
+        format!(">twin <code>{one}</code></a>"),
+        format!(">twin <code>{two}</code></a>"),
+        ">twin <code>91ab0000</code></a>".to_owned(),
+        ">alone</a>".to_owned(),
+    ] {
+        assert!(page.contains(&text), "{text}: {page}");
+    }
+    assert!(shown(&source, "/sessions", "").contains(&format!(">twin <code>{two}</code></a>")));
+    see(one, "");
+    see(three, "");
+    let page = shown(&source, "/nodes", "");
+    assert!(page.contains(&format!("><code>{one}</code></a>")), "{page}");
+    assert!(page.contains(&format!("><code>{three}</code></a>")), "{page}");
+}
+
+#[test]
 fn without_a_script_the_page_of_an_instance_has_its_last_lines() {
     let source = made_up::cluster(3, 2);
     let path = format!("/instances/{}", instance_uuid(0));
