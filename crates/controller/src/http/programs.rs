@@ -97,6 +97,9 @@ impl Programs {
         if let Some((name, _)) = request.query.iter().find(|(_, value)| value.is_empty()) {
             return Err(Refused::at(400, name, "it has no value"));
         }
+        if let Some(name) = params.repeated() {
+            return Err(Refused::at(400, name, "it is there twice"));
+        }
         match (request.method.as_str(), &parts[..]) {
             ("GET" | "HEAD", ["events"]) => {
                 allow(&["after", "output"])?;
@@ -178,6 +181,9 @@ impl Programs {
             ("PUT", ["workloads"]) => String::new(),
             _ => return Err(unknown("route")),
         };
+        if method == "DELETE" && !request.body.is_empty() {
+            return Err(Refused::at(400, "body", "a deletion has none"));
+        }
         if method != "DELETE" {
             let kind = request.header("content-type").unwrap_or_default();
             let kind = kind.split(';').next().unwrap_or_default().trim();

@@ -267,6 +267,9 @@ fn an_error_names_the_field_and_the_place() {
         ("PUT", "web?dry_run=yes", "dry_run"),
         ("DELETE", "web?revision=", "revision"),
         ("PUT", "web?revision", "revision"),
+        ("PUT", "web?dry_run=1&dry_run=0", "dry_run"),
+        ("PUT", "web?revision=7&revisio%6e=8", "revision"),
+        ("DELETE", "web", "body"),
     ] {
         let head = format!("{method} /api/v1/workloads/{path} HTTP/1.1\r\nAuthorization: Bearer {token}");
         let (code, _, text) = rig.ask(&format!("{head}\r\nContent-Type: application/json"), spec);

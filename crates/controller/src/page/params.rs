@@ -1,5 +1,6 @@
 //! The query of a page's address. It alone selects the rows that a table shows.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +26,13 @@ impl Params {
     pub(crate) fn get(&self, name: &str) -> &str {
         let found = self.0.iter().find(|(known, _)| known == name);
         found.map_or("", |(_, value)| value)
+    }
+
+    /// A parameter that is there more than once.
+    pub(crate) fn repeated(&self) -> Option<&str> {
+        let mut known = HashSet::new();
+        let mut names = self.0.iter().map(|(name, _)| name.as_str());
+        names.find(|name| !known.insert(*name))
     }
 
     /// The value of a parameter as a number; `None` if it is missing or is not a number.
