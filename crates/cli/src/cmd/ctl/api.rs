@@ -97,16 +97,25 @@ impl<'a> Api<'a> {
             .map_err(|e| self.failed(e))
             .and_then(|()| self.receive(&mut connection));
         // A lost answer is no refusal.
-        let Response { code, body, .. } = answer.map_err(|failure| match method {
+        let without_answer = |failure: Failure| match method {
             "GET" => failure,
             _ => failure.with_advice("the controller may have carried it out"),
-        })?;
+        };
+        let Response { code, body, .. } = answer.map_err(without_answer)?;
         let value = serde_json::from_slice(&body);
         match code {
             200..300 => value
                 .map(Ok)
                 .map_err(|e| self.failed(format_args!("this is not the answer of a controller: {e}"))),
-            _ => Ok(Err(refused(code, &value.unwrap_or_default(), &body))),
+            _ => {
+                let value = value.unwrap_or_default();
+                let mut refusal = refused(code, &value, &body);
+                // The page of a proxy that has not got the answer.
+                if code >= 500 && !value["error"].is_string() {
+                    refusal.failure = without_answer(refusal.failure);
+                }
+                Ok(Err(refusal))
+            }
         }
     }
 

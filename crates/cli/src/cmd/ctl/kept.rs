@@ -301,7 +301,10 @@ pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Res
         let path = format!("{path}/rollout{}", query(args.revision));
         api.ask("POST", &path, Some(&body))?;
     }
-    let workload = api.get(&path)?;
+    let workload = api.get(&path).map_err(|why| match order {
+        Some(order) => why.with_advice(format_args!("the order {order} was accepted")),
+        None => why,
+    })?;
     print_either(options.json, &workload, shown(&args.workload, &workload))
 }
 

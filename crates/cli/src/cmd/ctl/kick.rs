@@ -56,7 +56,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         uuid,
         ban_s: args.ban.unwrap_or_default().as_secs(),
     };
-    let kicked: Kicked = session.ask(&kick, |answer: &Kicked| answer.id == kick.id)?;
+    let kicked: Kicked = session.change(&kick, |answer: &Kicked| answer.id == kick.id)?;
     check(&kicked.reason, &kicked.detail)?;
     let sessions = match kicked.count {
         1 => "1 session was ended".to_owned(),
@@ -105,7 +105,7 @@ pub(super) fn unban(options: &Options, stop: &Stop, named: &NamedClient) -> Resu
     };
     let uuid = named.find("ban", known)?;
     let unban = Unban { id: new_id(), uuid };
-    let lifted: Unbanned = session.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
+    let lifted: Unbanned = session.change(&unban, |answer: &Unbanned| answer.id == unban.id)?;
     check(&lifted.reason, &lifted.detail)?;
     let text = format_args!("{}: the ban is lifted", named.client);
     print_either(options.json, json!({"uuid": unban.uuid.as_str()}), text)

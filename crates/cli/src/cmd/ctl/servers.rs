@@ -92,7 +92,7 @@ fn drained(session: &Session<'_>, servers: &[ServerEntry], args: &DrainArgs) -> 
         uuid: server.uuid.clone(),
         within_s: args.within.as_secs(),
     };
-    let answer: Servers = session.ask(&question, |answer: &Servers| answer.id == question.id)?;
+    let answer: Servers = session.change(&question, |answer: &Servers| answer.id == question.id)?;
     check(&answer.reason, &answer.detail)?;
     let within = question.within_s;
     // The user may have given the beginning of a UUID, which does not name the server clearly.

@@ -53,6 +53,17 @@ fn await_session(client: &ClientHandle, limit: Duration, stop: &Stop) -> Result<
     connected.ok_or_else(|| unanswered(client, limit))
 }
 
+/// The failure of a question of this kind, which `changes` something or not.
+fn not_answered(error: AskError, kind: FrameKind, changes: bool) -> Failure {
+    match error {
+        AskError::Refused(reason) => Failure::new(refusal_text(kind, &reason)),
+        error @ (AskError::Lost | AskError::Late(_) | AskError::Unreadable(_)) if changes => {
+            Failure::new(format_args!("{error}; it is not known whether that was done"))
+        }
+        error => error.into(),
+    }
+}
+
 /// A connected controller for one command, with its time limit and the signals.
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
@@ -98,6 +109,25 @@ impl<'a> Session<'a> {
         question: &Q,
         is_answer: impl Fn(&A) -> bool,
     ) -> Result<A, Failure> {
+        self.ask_for(question, is_answer, false)
+    }
+
+    /// As [`ask`](Self::ask), for what changes something: without an answer, it may be done or not, and the
+    /// error says so.
+    pub(super) fn change<Q: Payload, A: Payload>(
+        &self,
+        order: &Q,
+        is_answer: impl Fn(&A) -> bool,
+    ) -> Result<A, Failure> {
+        self.ask_for(order, is_answer, true)
+    }
+
+    fn ask_for<Q: Payload, A: Payload>(
+        &self,
+        question: &Q,
+        is_answer: impl Fn(&A) -> bool,
+        changes: bool,
+    ) -> Result<A, Failure> {
         let (client, stop) = (self.controller.client(), self.stop.channel().clone());
         let (asking, asked) = bounded::<()>(0);
         // The end of the client ends the wait.
@@ -112,8 +142,7 @@ impl<'a> Session<'a> {
         drop(asking);
         answer.map_err(|error| match error {
             _ if self.stop.requested() => self.stop.interrupted(),
-            AskError::Refused(reason) => Failure::new(refusal_text(Q::KIND, &reason)),
-            error => error.into(),
+            error => not_answered(error, Q::KIND, changes),
         })
     }
 
@@ -340,5 +369,23 @@ pub(in crate::cmd) fn refusal_text(kind: FrameKind, reason: &str) -> String {
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
         "too_many" => "too many operators watch already; end another `ssntp watch` first".into(),
         reason => format!("the server refuses {kind}: {reason}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::proto::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_change_without_an_answer_is_neither_done_nor_refused() {
+        let text = |error, changes| not_answered(error, Command::KICK.into(), changes).to_string();
+        let unknown = "it is not known whether that was done";
+        for error in [AskError::Lost, AskError::Late(POLL)] {
+            assert!(text(error.clone(), true).ends_with(unknown), "{error}");
+            assert!(!text(error, false).contains(unknown));
+        }
+        assert!(!text(AskError::Refused("no".to_owned()), true).contains(unknown));
     }
 }

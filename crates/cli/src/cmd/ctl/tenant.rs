@@ -274,7 +274,11 @@ fn send(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
 }
 
 fn answer_to(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
-    session.ask(request, |answer: &Tenants| answer.id == request.id)
+    let is_answer = |answer: &Tenants| answer.id == request.id;
+    match request.action {
+        TenantAction::List => session.ask(request, is_answer),
+        _ => session.change(request, is_answer),
+    }
 }
 
 fn accepted(answer: Tenants) -> Result<Tenants, Failure> {

@@ -219,7 +219,11 @@ fn manage(
         token,
         after,
     };
-    let answer: Tokens = session.ask(&asked, |answer: &Tokens| answer.id == asked.id)?;
+    let is_answer = |answer: &Tokens| answer.id == asked.id;
+    let answer = match asked.action {
+        TokenAction::List => session.ask(&asked, is_answer)?,
+        _ => session.change(&asked, is_answer)?,
+    };
     check(&answer.reason, &answer.detail)?;
     Ok(answer)
 }
@@ -272,7 +276,11 @@ fn about(
         uuid,
         after,
     };
-    let answer: NodeCertificates = session.ask(&asked, |answer: &NodeCertificates| answer.id == asked.id)?;
+    let is_answer = |answer: &NodeCertificates| answer.id == asked.id;
+    let answer = match asked.action {
+        CertificateAction::List => session.ask(&asked, is_answer)?,
+        _ => session.change(&asked, is_answer)?,
+    };
     check(&answer.reason, &answer.detail)?;
     Ok(answer)
 }
@@ -285,8 +293,14 @@ pub(super) fn revoke(options: &Options, stop: &Stop, named: &NamedClient) -> Res
     let count = answer.entries.len();
     let serials: Vec<_> = answer.entries.iter().map(|one| &one.serial).collect();
     let text = format_args!("{uuid}: {count} certificate(s) revoked");
-    // The holder of the node may know a token for several nodes.
-    let mut left = all_tokens(&session)?;
+    // The holder of the node may know a token for several nodes. The certificates are revoked even if the
+    // tokens cannot be read.
+    let mut left = all_tokens(&session).unwrap_or_else(|why| {
+        note(format_args!(
+            "ssntp: the tokens with which nodes still join cannot be read: {why}"
+        ));
+        Vec::new()
+    });
     left.retain(|token| token.uses_left > 0 && answer.entries.iter().any(|one| one.token == token.id));
     let tokens: Vec<_> = left.iter().map(|token| &token.id).collect();
     let value = json!({"uuid": uuid.as_str(), "serials": serials, "tokens_left": tokens});

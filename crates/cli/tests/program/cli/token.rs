@@ -1,6 +1,6 @@
 //! `ssntp controller token`: tokens with and without an expiry.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -60,5 +60,40 @@ fn a_command_whose_answer_is_lost_may_have_been_carried_out() {
         let (code, text) = ssntp(directory.path(), &format!("ctl {command} --http {at}"));
         assert_eq!(code, Some(1), "{text}");
         assert_eq!(text.contains("may have carried it out"), writes, "{text}");
+    }
+}
+
+#[test]
+fn the_page_of_a_proxy_that_has_got_no_answer_is_no_refusal() {
+    let directory = tempfile::tempdir().unwrap();
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = proxy.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (code, body) in [
+            (504, "<html>"),
+            (504, "<html>"),
+            (400, "<html>"),
+            (503, r#"{"error": "busy"}"#),
+        ] {
+            let (mut client, _) = proxy.accept().unwrap();
+            let mut head = BufReader::new(client.try_clone().unwrap()).lines();
+            while head.next().unwrap().unwrap() != "" {}
+            let length = body.len();
+            write!(
+                client,
+                "HTTP/1.1 {code} X\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            )
+            .unwrap();
+        }
+    });
+    for (command, is_unknown) in [
+        ("remove web", true),
+        ("get web", false),
+        ("remove web", false),
+        ("remove web", false),
+    ] {
+        let (code, text) = ssntp(directory.path(), &format!("ctl {command} --http {at}"));
+        assert_eq!(code, Some(1), "{text}");
+        assert_eq!(text.contains("may have carried it out"), is_unknown, "{text}");
     }
 }
