@@ -472,7 +472,19 @@ impl Cluster {
         instance: Uuid,
         lost: bool,
     ) -> Option<String> {
-        match self.starts.instances().taken(instance)? {
+        let Some(taken) = self.starts.instances().taken(instance) else {
+            if lost {
+                self.starts.handle_lost_node(out, instance);
+            } else if tenants.is_of_earlier(instance) {
+                return Some(
+                    "no node has listed this instance since this scheduler began, and one that is away may still \
+                     have it: if that node is lost for good, release the address as lost"
+                        .to_owned(),
+                );
+            }
+            return None;
+        };
+        match taken {
             (_, None) => Some("the START of this instance waits for a node".to_owned()),
             (_, Some(node)) if !self.starts.instances().is_unknown(instance) => Some(format!(
                 "node {node} has this instance: delete it, which frees its address"

@@ -80,6 +80,8 @@ pub(super) struct TenantTable {
     table: Table,
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
+    /// The instances whose address an earlier scheduler has leased.
+    earlier: BTreeSet<Uuid>,
     keeper: Keeper,
     /// What waits for the next write.
     waiting: Vec<Pending>,
@@ -161,6 +163,7 @@ impl TenantTable {
             addresses.map(move |(ip, instance)| (*instance, (name.clone(), *ip)))
         });
         self.instances = leases.collect();
+        self.earlier = self.instances.keys().copied().collect();
         self.table = table;
     }
 
@@ -400,8 +403,14 @@ impl TenantTable {
         if let Some(record) = self.table.tenants.get_mut(&tenant) {
             record.addresses.remove(&ip);
         }
+        self.earlier.remove(&instance);
         self.to_check.push(instance);
         true
+    }
+
+    /// True if an earlier scheduler has leased the address of an instance, so that this one may not know its node.
+    pub(super) fn is_of_earlier(&self, instance: Uuid) -> bool {
+        self.earlier.contains(&instance)
     }
 
     /// True if an instance has an address in a tenant's network.

@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use log::{debug, info, warn};
 use uuid::Uuid;
 
+use self::instances::LOST;
 use self::instances::{Instances, PendingStart, Report, StartFailed};
 use self::ledger::Ledger;
 use self::moves::Moves;
@@ -141,6 +142,10 @@ impl Starts {
         for intent in &intents {
             if let StartState::InFlight { command_id, .. } = &intent.state {
                 self.moves.adopt(intent.instance, command_id);
+            }
+            // The former leader may have ended before the address was free in the engine.
+            if intent.node == Some(LOST) {
+                self.maybe_gone.push(intent.instance);
             }
         }
         self.instances.adopt(intents, is_connected, has_address, now);

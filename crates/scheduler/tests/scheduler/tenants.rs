@@ -226,7 +226,48 @@ fn the_addresses_of_a_node_whose_certificates_are_revoked_are_freed_once_the_con
         cnci.expect_nothing();
         assert!(!has_address(&mut controller, instance), "{is_away_first}");
         leave(&cluster, cnci);
+        // The machine joins again, and has what the lost node had. Another instance may have the address.
+        let mut again = cluster.node(1000, &mut []);
+        again.send_payload(&stats(again.uuid, &[instance]));
+        let delete: Delete = again.expect_payload();
+        assert_eq!(delete.instance_uuid, instance, "{is_away_first}");
+        again.send_payload(&stats(again.uuid, &[]));
+        again.expect_nothing();
+        leave(&cluster, again);
+        controller.drain();
     }
+}
+
+/// A scheduler without --state, and without an etcd, does not know where instances are.
+#[test]
+fn an_address_that_an_earlier_scheduler_leased_is_released_as_lost_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cluster.yaml");
+    let config = || SchedulerConfig::new().configuration_file(file.clone());
+    let cluster = Cluster::new(config());
+    let mut controller = cluster.controller();
+    let instance = leased(&mut controller).instance_uuid;
+    drop(controller);
+    cluster.stop();
+    let cluster = Cluster::new(config());
+    let mut controller = cluster.controller();
+    let refused = answer(&mut controller, TenantAction::Release, instance, false);
+    assert_eq!(refused.reason, TenantRefusal::InUse);
+    assert!(
+        refused.detail.contains("since this scheduler began"),
+        "{}",
+        refused.detail
+    );
+    let released = answer(&mut controller, TenantAction::Release, instance, true);
+    assert_eq!(released.reason.as_str(), "", "{}", released.detail);
+    assert!(!has_address(&mut controller, instance));
+    let mut node = cluster.node(1000, &mut []);
+    node.send_payload(&stats(node.uuid, &[instance]));
+    assert_eq!(node.expect_payload::<Delete>().instance_uuid, instance);
+    // An address that this scheduler has leased is released without more ado.
+    let own = leased(&mut controller).instance_uuid;
+    ask(&mut controller, TenantAction::Release, own);
+    assert!(!has_address(&mut controller, own));
 }
 
 /// A concentrator learns nothing from packets.

@@ -56,6 +56,10 @@ const AWAY_TIME: Duration = Duration::from_secs(600);
 /// The maximum number of instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
 /// of the node that disconnected first are forgotten.
 const MAX_AWAY: usize = 65_536;
+/// The maximum number of instances that were ended with their node and are remembered, should a node list them.
+const MAX_LOST: usize = 4096;
+/// Stands for the node of an instance that was ended with its node. No node has this UUID.
+pub(in crate::starts) const LOST: Uuid = Uuid::nil();
 /// The maximum number of answered STARTs that are remembered, so that a failure that an agent repeats is
 /// not forwarded twice. This covers the STARTs in flight of several agents that reconnect.
 const MAX_ANSWERED: usize = 4096;
@@ -159,6 +163,9 @@ pub(crate) struct Instances {
     away_instances: usize,
     /// In the order of the answers, so that the oldest is forgotten first.
     answered: VecDeque<Answered>,
+    /// The instances that an operator has ended with their node, the oldest in front. If a node lists one after
+    /// all, it is deleted, because another instance may have its address.
+    lost: VecDeque<Uuid>,
     handover: Handover,
     /// The instances that have come to a node or left one since the last question.
     moved: Vec<(Uuid, Uuid)>,
@@ -186,6 +193,10 @@ impl Instances {
             let (instance, Some(node)) = (intent.instance, intent.node) else {
                 continue;
             };
+            if node == LOST {
+                self.remember_lost(instance);
+                continue;
+            }
             let state = match intent.state {
                 // The START may be answered or not. With `Pending` a StartFailure is accepted.
                 StartState::Answered => State::Known(Phase::Pending),
@@ -220,7 +231,7 @@ impl Instances {
     /// The intents for the instances that are gone since the last call and have no node again.
     pub(super) fn take_gone(&mut self) -> Vec<Intent> {
         let gone = self.handover.take_gone().into_iter();
-        let gone = gone.filter(|instance| self.node_of(*instance).is_none());
+        let gone = gone.filter(|instance| self.node_of(*instance).is_none() && !self.lost.contains(instance));
         gone.map(Intent::gone).collect()
     }
 
@@ -242,7 +253,12 @@ impl Instances {
                 state,
             })
         });
-        known.take(MAX_INTENTS).collect()
+        let lost = self.lost.iter().map(|instance| Intent {
+            instance: *instance,
+            node: Some(LOST),
+            state: StartState::Answered,
+        });
+        known.chain(lost).take(MAX_INTENTS).collect()
     }
 
     fn state(&self, instance: Uuid) -> Option<State> {
@@ -262,6 +278,7 @@ impl Instances {
 
     fn remove(&mut self, instance: Uuid) -> Option<Entry> {
         let entry = self.by_uuid.remove(&instance)?;
+        self.lost.retain(|lost| *lost != instance);
         if let Some(node) = entry.node {
             self.handover.keep(instance, None);
             self.moved.push((instance, node));
@@ -433,7 +450,12 @@ impl Instances {
             // The START of an instance that runs already must not be placed.
             let is_parked = matches!(self.state(*instance), Some(State::Parked)) && phase != Phase::Ended;
             if is_parked || !self.by_uuid.contains_key(instance) {
-                let (node, state) = (Some(node), State::Known(phase));
+                let state = if self.lost.contains(instance) {
+                    State::GivenUp
+                } else {
+                    State::Known(phase)
+                };
+                let node = Some(node);
                 self.insert(*instance, Entry { node, state });
             }
             report.parked.extend(is_parked.then_some(*instance));
@@ -706,8 +728,8 @@ impl Instances {
 
     /// Removes an instance whose node is lost for good. Returns its START, if that is in flight.
     pub(super) fn lost(&mut self, instance: Uuid) -> Option<PendingStart> {
-        match self.state(instance)? {
-            State::Starting(pending) => {
+        let pending = match self.state(instance) {
+            Some(State::Starting(pending)) => {
                 self.answered(instance, &pending);
                 Some(pending)
             }
@@ -715,7 +737,22 @@ impl Instances {
                 self.forget(instance);
                 None
             }
+        };
+        self.remember_lost(instance);
+        self.handover.keep(instance, Some(LOST));
+        pending
+    }
+
+    fn remember_lost(&mut self, instance: Uuid) {
+        if self.lost.contains(&instance) {
+            return;
         }
+        if self.lost.len() >= MAX_LOST
+            && let Some(oldest) = self.lost.pop_front()
+        {
+            self.handover.keep(oldest, None);
+        }
+        self.lost.push_back(instance);
     }
 
     /// Removes an instance that its node does not have, if its START was given up; returns true if

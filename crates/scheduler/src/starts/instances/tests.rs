@@ -215,6 +215,37 @@ fn an_instance_with_an_address_is_known_until_its_node_reports_its_end_or_is_los
 }
 
 #[test]
+fn an_instance_that_ended_with_its_node_is_unwanted_wherever_it_is_listed() {
+    let mut stage = Stage::new();
+    stage.report(NODE, &[(ONE, Active)]);
+    stage.leave(NODE);
+    assert!(stage.table.lost(ONE).is_none());
+    assert_eq!(stage.table.taken(ONE), None);
+    // The next scheduler is told, and does not take it for gone.
+    let intents = stage.table.intents(|_| String::new());
+    assert!(stage.table.take_gone().is_empty());
+    stage = Stage::new();
+    let now = stage.now;
+    stage.table.adopt(intents, |_| false, |_| false, now);
+    assert!(stage.table.taken(ONE).is_none() && stage.table.next_deadline().is_none());
+    assert_eq!(stage.report(OTHER, &[(ONE, Active)]).unwanted, [ONE]);
+    assert_eq!(stage.report(OTHER, &[]).gone, [ONE]);
+    assert!(
+        stage.report(OTHER, &[(ONE, Active)]).unwanted.is_empty(),
+        "its UUID is free"
+    );
+    stage.report(OTHER, &[]);
+    // One that is started again is not the one that ended.
+    stage.table.lost(TWO);
+    stage.give(TWO, OTHER);
+    assert!(stage.report(OTHER, &[(TWO, Active)]).unwanted.is_empty());
+    for n in 0..2 * MAX_LOST {
+        stage.table.lost(Uuid::from_u128(1 << 64 | n as u128));
+    }
+    assert_eq!(stage.table.lost.len(), MAX_LOST);
+}
+
+#[test]
 fn instances_that_come_or_leave_are_told_with_their_node() {
     let mut stage = Stage::new();
     stage.report(NODE, &[(ONE, Active), (TWO, Active)]);
