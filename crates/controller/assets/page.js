@@ -8,6 +8,16 @@
   const OUTPUT = 200000;   // the most characters of an instance's output that are kept
   const body = document.body;
   const live = document.getElementById("live");
+  // The link that the controller prints has a token after its #, which no server is sent.
+  function log_in() {
+    const form = document.querySelector("form.login");
+    if (!form || !location.hash) return;
+    form.elements.token.value = location.hash.slice(1);
+    history.replaceState(null, "", "/login");
+    form.submit();
+  }
+  log_in();
+  addEventListener("hashchange", log_in);
   if (!body.dataset.after) return;
   let after = body.dataset.after;
   let stream = null;

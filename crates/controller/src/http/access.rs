@@ -2,8 +2,7 @@
 //!
 //! | client | may |
 //! |---|---|
-//! | at a loopback address | read all but the output of instances, which may hold secrets; nothing if `login` is set |
-//! | at a Unix socket, which only the daemon's own user can open | read, unless `login` is set |
+//! | without any of these | only ask for `/healthz`; without `login`, read: all at a Unix socket, which only the daemon's own user can open, and all but the output of instances at a loopback address |
 //! | with the cookie of a token | read |
 //! | with `Authorization: Bearer` and a token | read, and write if the token has that right |
 //! | with a token, or its cookie, that is limited to a tenant | read what the tenant has |
@@ -94,6 +93,16 @@ impl Access {
     /// Replaces the authorities.
     pub(super) fn renew(&self, trusts: Trusts) {
         *self.trusts.write().unwrap_or_else(PoisonError::into_inner) = Some(trusts);
+    }
+
+    /// True if a client without a certificate needs a token even to read.
+    pub(super) fn needs_login(&self) -> bool {
+        self.login
+    }
+
+    /// A new token for the link that is printed; the former one is no longer known.
+    pub(super) fn link_token(&self) -> Result<String, TokenError> {
+        self.tokens.renew_link()
     }
 
     /// The client that has a token; `None` if the token is not known.

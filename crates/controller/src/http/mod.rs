@@ -95,7 +95,7 @@ impl ApiConfig {
             admin: HttpConfig::new(address),
             tokens: Tokens::new(directory),
             tls: None,
-            login: false,
+            login: true,
         }
     }
 
@@ -109,7 +109,7 @@ impl ApiConfig {
     }
 
     setters! {
-        /// True if a client without a certificate needs a token even to read. Default: false.
+        /// True if a client without a certificate needs a token even to read. Default: true.
         login: bool;
     }
 
@@ -184,6 +184,21 @@ impl Api {
         self.http.urls()
     }
 
+    /// An address that logs a browser in, with a new token, which may read for a day. The token of the
+    /// last call is refused from now on. `None` if reading needs no token, or no browser can connect
+    /// without a certificate.
+    ///
+    /// # Errors
+    /// [`TokenError`]; there is no such token.
+    pub fn link(&self) -> Result<Option<String>, TokenError> {
+        let page = self.urls().into_iter().find(|url| url.starts_with("http:"));
+        // A browser sends no server the part of an address that follows the #, so it is in no log of a proxy.
+        let link = |page| Ok(format!("{page}/login#{}", self.routes.access.link_token()?));
+        page.filter(|_| self.routes.access.needs_login())
+            .map(link)
+            .transpose()
+    }
+
     /// Replaces the certificate and the authorities for new connections. Has no effect without TLS.
     ///
     /// # Errors
@@ -235,6 +250,7 @@ impl Service for Routes {
         let file = |kind, text: &'static str| Answer::new(200, kind, text).into();
         let is_api = request.path.starts_with("/api/");
         match (request.method.as_str(), request.path.as_str()) {
+            ("GET" | "HEAD", "/healthz") => return self.health().into(),
             // These files hold nothing about the cluster, and the login page needs them.
             ("GET" | "HEAD", "/page.css") => return file("text/css; charset=utf-8", page::STYLE),
             ("GET" | "HEAD", "/page.js") => return file("text/javascript; charset=utf-8", page::SCRIPT),
@@ -254,7 +270,7 @@ impl Service for Routes {
             .into(),
             (Ok(None), true) => Answer::from(Refused::new(
                 401,
-                "a token is needed: Authorization: Bearer TOKEN",
+                "a token is needed, in Authorization: Bearer TOKEN",
             ))
             .into(),
             (Ok(None), false) => Answer::new(303, HTML, "").with("Location", "/login").into(),
@@ -309,6 +325,19 @@ impl Routes {
             }
             Err(Missing::Unavailable(why)) => fail(503, "This cannot be read now", &why),
         }
+    }
+
+    /// Everybody may ask whether the controller works, so the answer says no more.
+    fn health(&self) -> Answer {
+        let (code, text) = if self.door.stores() {
+            (200, "ok\n")
+        } else {
+            (
+                503,
+                "the database cannot be written; GET /api/v1/status has the reason\n",
+            )
+        };
+        Answer::new(code, "text/plain; charset=utf-8", text)
     }
 
     /// Checks the token of the login form, and sets a cookie with the digest of the token.

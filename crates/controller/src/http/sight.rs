@@ -46,6 +46,11 @@ impl Door {
         Self { source, pictures }
     }
 
+    /// True if the database can be written.
+    pub(super) fn stores(&self) -> bool {
+        self.source.kept().health.store.is_ok()
+    }
+
     pub(super) fn open(&self, client: &Client) -> Sight {
         Sight {
             source: Arc::clone(&self.source),

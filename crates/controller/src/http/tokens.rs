@@ -28,6 +28,9 @@ use crate::clock::{time, unix_ms};
 
 /// The maximum number of tokens. Each request with a token compares it with all of them.
 const MOST: usize = 256;
+/// The name of the token in the link that the controller prints. Users cannot give a token this name.
+const LINK: &str = "printed link";
+const LINK_LIFETIME: Duration = Duration::from_secs(86_400);
 
 /// The right of a client.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -136,6 +139,15 @@ impl Tokens {
         self.make(name, Right::Read, Some(tenant), lifetime)
     }
 
+    /// Makes the token of the link that the controller prints, in place of the one before.
+    pub(super) fn renew_link(&self) -> Result<String, TokenError> {
+        match self.remove(LINK) {
+            Ok(()) | Err(TokenError::Unknown(_)) => {}
+            Err(e) => return Err(e),
+        }
+        self.insert(LINK, Right::Read, None, Some(LINK_LIFETIME))
+    }
+
     fn make(
         &self,
         name: &str,
@@ -146,6 +158,16 @@ impl Tokens {
         for name in [name].into_iter().chain(tenant) {
             check_name(name).map_err(|why| TokenError::Name(name.to_owned(), why))?;
         }
+        self.insert(name, right, tenant, lifetime)
+    }
+
+    fn insert(
+        &self,
+        name: &str,
+        right: Right,
+        tenant: Option<&str>,
+        lifetime: Option<Duration>,
+    ) -> Result<String, TokenError> {
         // Two random UUIDs have 244 random bits. The prefix lets scanners find a leaked token.
         let secret = format!("ssntp-{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
         let now = time(unix_ms());

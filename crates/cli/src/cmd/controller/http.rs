@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::ArgAction;
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Address;
 use ssntp_controller::Handle;
@@ -23,8 +24,9 @@ pub(super) struct HttpArgs {
     #[arg(long, value_name = "FILE", requires = "http")]
     http_ca: Option<PathBuf>,
     /// Require a token from clients without a certificate, also for reading; see `ssntp
-    /// controller token`
-    #[arg(long, requires = "http")]
+    /// controller token`. With false, every user of this host may read all but the output of instances
+    #[arg(long, value_name = "BOOL", requires = "http", action = ArgAction::Set, num_args = 0..=1,
+        require_equals = true, default_value = "true", default_missing_value = "true")]
     http_login: bool,
     /// A name by which clients reach --http, such as that of a proxy in front; may be given several times
     #[arg(long, value_name = "NAME", requires = "http")]

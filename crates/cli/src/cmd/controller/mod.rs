@@ -23,6 +23,7 @@ use crate::admin::{self, AdminArgs};
 use crate::connection::{Connection, Renewal, closed};
 use crate::daemon::{Daemon, Presence, on};
 use crate::failure::Failure;
+use crate::output::note;
 use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Keep the workloads that should run, make the cluster run them, and show both on pages
@@ -125,6 +126,14 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
         presence
             .lines
             .push((format!("page at {}", urls.join(", ")), json!({ "page": urls })));
+        match api.link() {
+            Ok(Some(link)) => {
+                let text = format!("log in, within a day, at {link}");
+                presence.lines.push((text, json!({ "login": link })));
+            }
+            Ok(None) => {}
+            Err(e) => note(format_args!("ssntp: there is no link to log in: {e}")),
+        }
     }
     let arms = vec![on(controller.ended().clone(), |_| {
         Err(match client.ended() {

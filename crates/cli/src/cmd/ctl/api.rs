@@ -114,6 +114,11 @@ impl<'a> Api<'a> {
                 if code >= 500 && !value["error"].is_string() {
                     refusal.failure = without_answer(refusal.failure);
                 }
+                if code == 401 && token.is_none() {
+                    let advice =
+                        "--token-file names a file with a token that `ssntp controller token add` has made";
+                    refusal.failure = refusal.failure.with_advice(advice);
+                }
                 Ok(Err(refusal))
             }
         }

@@ -381,7 +381,12 @@ impl Demo {
             match found {
                 Err(Failure::Failed(_)) if !is_last => self.processes.end_one(&name, Signal::KILL),
                 found => {
-                    let address = found?;
+                    let mut address = found?;
+                    // The link of a controller has a token, which its address has not.
+                    if let Some((page, _)) = address.split_once("/login#") {
+                        let page = page.to_owned();
+                        self.set("{link}", std::mem::replace(&mut address, page));
+                    }
                     self.values.entry(format!("{{{name}}}")).or_insert(address);
                     break;
                 }

@@ -78,9 +78,9 @@ pub(super) const BEGIN: &[Step] = &[
         "ssntp scheduler --listen 127.0.0.1:0 unix:scheduler.sock --cert scheduler.pem --config cluster.yaml \
          --issuer issuer.pem --state state",
         Starts("scheduler", "listening at "), None),
-    ("a controller shows the cluster at {controller} (process {controller-pid})",
+    ("a controller shows the cluster at {link} (process {controller-pid})",
         "ssntp controller --connect {scheduler} --cert daemon.pem --store controller --http 127.0.0.1:0",
-        Starts("controller", "page at "), None),
+        Starts("controller", "within a day, at "), None),
     ("", "ssntp --connect {scheduler} --cert events.pem --json ctl events", Starts("events", "connected"), None),
 ];
 

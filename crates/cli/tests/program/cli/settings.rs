@@ -67,7 +67,8 @@ fn each_packaged_file_has_every_flag_of_its_daemon_and_is_valid() {
         let help = user.done(&[words, &["--help"]].concat());
         // Names of flags begin in the seventh column, descriptions in a later one.
         let flags = help.lines().filter_map(|line| line.strip_prefix("      --"));
-        let flags = flags.filter_map(|flag| flag.split_whitespace().next());
+        // The value of a flag follows a blank, or stands in brackets.
+        let flags = flags.filter_map(|flag| flag.split([' ', '[']).next());
         let flags: Vec<_> = flags.filter(|flag| *flag != "config-file").collect();
         assert!(flags.len() > 5, "{flags:?}");
         for flag in flags {

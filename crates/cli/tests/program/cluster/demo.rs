@@ -105,6 +105,12 @@ fn the_demo_lasts_for_the_given_time_and_shows_no_log_lines_of_its_commands() {
 fn a_held_demo_carries_out_commands_until_a_signal_ends_it() {
     let place = tempfile::tempdir().unwrap();
     let mut demo = demo(&place, &["--hold"]);
+    let shown = demo.line_with("a controller shows the cluster at ");
+    let (site, token) = shown.split_once(" at ").unwrap().1.split_once("/login#").unwrap();
+    let token = token.split(' ').next().unwrap();
+    assert!(page(site, "").starts_with("HTTP/1.1 303 "));
+    let bearer = format!("Authorization: Bearer {token}\r\n");
+    assert!(page(site, &bearer).starts_with("HTTP/1.1 200 "));
     let ctl = commander(&demo);
     assert_eq!(ctl(&["nodes"]).matches("READY").count(), 3);
     // The printed commands can be executed.
@@ -139,7 +145,6 @@ fn commander(demo: &Process) -> impl Fn(&[&str]) -> String + use<> {
         variable(&line, "SSNTP_HTTP="),
         variable(&line, "SSNTP_TOKEN_FILE="),
     );
-    assert!(page(&http).starts_with("HTTP/1.1 200 "), "{http}");
     move |words| {
         let mut command = ssntp(Path::new("/"), &[&["ctl"], words].concat());
         command
@@ -154,12 +159,12 @@ fn commander(demo: &Process) -> impl Fn(&[&str]) -> String + use<> {
     }
 }
 
-/// The answer that a browser gets at the address of a page.
-fn page(url: &str) -> String {
+/// The answer that a client with these headers gets at the address of a page.
+fn page(url: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    stream.write_all(request).unwrap();
+    let request = format!("GET / HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer

@@ -130,6 +130,7 @@ fn controller(cluster: &Cluster) -> (Process, (String, String)) {
         "db",
         "--http",
         "127.0.0.1:0",
+        "--http-login=false",
     ];
     let words = [&["controller", "--connect", cluster.address()], &line[..]].concat();
     let controller = Process::start(&cluster.path(""), &words);
@@ -150,6 +151,45 @@ fn controller(cluster: &Cluster) -> (Process, (String, String)) {
     let made: Value = serde_json::from_str(&made.stdout).unwrap_or_else(|e| panic!("{e}: {made:?}"));
     let token = made["token"].as_str().unwrap().to_owned();
     (controller, (address, token))
+}
+
+#[test]
+fn a_started_controller_prints_once_a_link_that_reads_until_its_next_start() {
+    let cluster = Cluster::with_agents(0);
+    let start = || {
+        let words = ["controller", "--store", "db", "--http", "127.0.0.1:0"];
+        let controller = Process::of(cluster.command(&words), &cluster.path(""), "controller");
+        let page = controller.line_with("page at http://");
+        let link = controller.line_with("log in, within a day, at ");
+        let address = page.trim().rsplit('/').next().unwrap().to_owned();
+        let token = link.trim().rsplit('#').next().unwrap().to_owned();
+        assert!(link.contains(&format!(" http://{address}/login#")), "{link}");
+        (controller, address, token)
+    };
+    let code = |address: &str, token: &str| {
+        let head = match token {
+            "" => "GET /api/v1/nodes HTTP/1.1".to_owned(),
+            token => format!("GET /api/v1/nodes HTTP/1.1\r\nAuthorization: Bearer {token}"),
+        };
+        ask(address, &head, "").0.split(' ').nth(1).unwrap().to_owned()
+    };
+    let (first, address, token) = start();
+    assert_eq!(
+        (code(&address, "").as_str(), code(&address, &token).as_str()),
+        ("401", "200")
+    );
+    assert!(ask(&address, "GET /healthz HTTP/1.1", "").0.contains(" 200 "));
+    let get = Done::of(cluster.command(&["ctl", "get", "--http", &address]));
+    assert!(
+        get.code == Some(1) && get.stderr.contains("--token-file"),
+        "{get:?}"
+    );
+    first.kill();
+    let (_second, address, next) = start();
+    assert_eq!(
+        (code(&address, &token).as_str(), code(&address, &next).as_str()),
+        ("401", "200")
+    );
 }
 
 #[test]

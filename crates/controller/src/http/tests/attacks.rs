@@ -234,7 +234,7 @@ fn with_database() -> (Rig, RunningController) {
         limits: Limits::default(),
     })
     .unwrap();
-    let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path());
+    let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path()).login(false);
     let rig = Rig {
         api: Api::start(config, daemon.handle().clone()).unwrap(),
         made_up: made_up::cluster(0, 0),

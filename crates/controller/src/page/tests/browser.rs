@@ -24,7 +24,7 @@ fn start(nodes: u32, each: u32) -> Option<(Chromium, Arc<MadeUp>, Api, tempfile:
     let directory = tempfile::tempdir().unwrap();
     let made_up = made_up::cluster(nodes, each);
     let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path());
-    let api = Api::serve(config, made_up.clone()).unwrap();
+    let api = Api::serve(config.login(false), made_up.clone()).unwrap();
     Some((browser, made_up, api, directory))
 }
 
@@ -245,6 +245,25 @@ fn output_of_an_instance_is_followed_as_text_and_bounded() {
     made_up.row(0, "state", None, Some(instance_uuid(0)), None, "it ended");
     browser.wait_for(&format!("!{} && {}", has("the last line"), has("listening on")));
     check_quiet(&mut browser, site, &path);
+}
+
+#[test]
+fn the_printed_link_logs_a_browser_in_and_its_token_leaves_the_address() {
+    let Some((mut browser, made_up, _, directory)) = start(3, 2) else {
+        return;
+    };
+    let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path());
+    let api = Api::serve(config, made_up).unwrap();
+    let site = &api.urls()[0];
+    browser.open(&format!("{site}/nodes"));
+    browser.wait_for("location.pathname === '/login'");
+    let link = api.link().unwrap().unwrap();
+    // The browser shows the page of the link already, so only what follows the # changes.
+    browser.value(&format!("location.href = {link:?}; 1"));
+    browser.wait_for("location.pathname === '/' && document.body.dataset.live === 'live'");
+    browser.value("history.back(); 1");
+    browser.wait_for("location.pathname === '/login'");
+    assert_eq!(browser.value("location.hash"), "");
 }
 
 #[test]
