@@ -487,8 +487,12 @@ impl Source for MadeUp {
                     .workload
                     .as_ref()
                     .is_none_or(|name| row.workload.as_ref() == Some(name))
-                && query.instance.is_none_or(|uuid| row.instance == Some(uuid))
-                && query.node.is_none_or(|uuid| row.node == Some(uuid))
+                && query
+                    .instance
+                    .is_none_or(|asked| row.instance.is_some_and(|uuid| asked.is_of(uuid)))
+                && query
+                    .node
+                    .is_none_or(|asked| row.node.is_some_and(|uuid| asked.is_of(uuid)))
                 && (query.tenant.is_none() || row.tenant == query.tenant)
         };
         let found = rows.iter().filter(fits).cloned();

@@ -48,6 +48,7 @@ schema! {
     ///   nodes: 3
     ///   reporting: 2
     ///   instances: 41
+    ///   constraints: true
     /// ```
     SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete" {
         /// The number of connected nodes at the beginning of the session; default: 0.
@@ -56,6 +57,8 @@ schema! {
         reporting: u64,
         /// The number of instances in these STATS; default: 0.
         instances: u64,
+        /// True if the scheduler heeds `requirements.labels`, which older ones ignore. Default: false.
+        constraints: bool,
     }
 
     /// The scheduler that leads, if there are several. A controller gets it at the beginning of its

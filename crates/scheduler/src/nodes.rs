@@ -110,6 +110,7 @@ impl Nodes {
             nodes: self.count() as u64,
             reporting: reporting.clone().count() as u64,
             instances: reporting.map(|node| node.instances as u64).sum(),
+            constraints: true,
         }
     }
 

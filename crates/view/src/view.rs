@@ -72,8 +72,8 @@ const MAX_INSTANCES: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct View {
     online: bool,
-    /// True if SnapshotComplete has arrived in this session.
-    has_snapshot: bool,
+    /// The SnapshotComplete of this session.
+    snapshot: Option<SnapshotComplete>,
     /// The last NewLeader of this session.
     leader: Option<NewLeader>,
     configuration: Option<Bytes>,
@@ -101,7 +101,7 @@ impl View {
     pub(crate) fn new(history: usize) -> Self {
         Self {
             online: false,
-            has_snapshot: false,
+            snapshot: None,
             leader: None,
             configuration: None,
             history,
@@ -126,12 +126,20 @@ impl View {
     /// True if the scheduler has sent its whole snapshot in this session. An instance that is not
     /// in the view then is unknown to the scheduler, too.
     pub fn has_snapshot(&self) -> bool {
-        self.has_snapshot
+        self.snapshot.is_some()
+    }
+
+    /// True if the scheduler is known to place no START on a node that lacks the labels in its requirements.
+    /// Older schedulers ignore them.
+    pub fn heeds_constraints(&self) -> bool {
+        self.snapshot
+            .as_ref()
+            .is_some_and(|snapshot| snapshot.constraints)
     }
 
     /// True if the scheduler has sent its whole snapshot, and each connected node has sent STATS.
     pub fn is_complete(&self) -> bool {
-        self.has_snapshot && self.unreported == 0
+        self.has_snapshot() && self.unreported == 0
     }
 
     /// If there are several schedulers: the one that leads, as they have reported it in this session.
@@ -144,7 +152,7 @@ impl View {
     /// also at one of the same leader, whose link to the session's server was cut.
     pub(crate) fn had_leader(&self) -> bool {
         let led = |leader: &NewLeader| !leader.server_uuid.is_empty();
-        self.leader.as_ref().map_or(self.has_snapshot, led)
+        self.leader.as_ref().map_or(self.has_snapshot(), led)
     }
 
     /// The view of a reader that may see these instances alone. Of their nodes it has whether they report, and of
@@ -174,7 +182,7 @@ impl View {
         let nodes = self.nodes.values().filter_map(of_node);
         Self {
             online: self.online,
-            has_snapshot: self.has_snapshot,
+            snapshot: self.snapshot.clone(),
             instances: instances.map(|(uuid, one)| (*uuid, one.clone())).collect(),
             nodes: nodes.map(|node| (node.uuid, node)).collect(),
             ..Self::new(self.history)
@@ -221,6 +229,36 @@ impl View {
     /// True if the concentrator of this UUID has announced itself, or its instance runs or is about to run.
     pub fn has_concentrator(&self, uuid: Uuid) -> bool {
         self.cnci(uuid).is_some() || self.instance(uuid).is_some_and(Instance::is_alive)
+    }
+
+    /// The name of a node or an instance for people, with the beginning of its UUID: `web-3 (5f0c0000)`; the
+    /// beginning alone if it has no name. `None` if the UUID is of neither.
+    pub fn called(&self, uuid: Uuid) -> Option<String> {
+        let name = match (self.instance(uuid), self.node(uuid)) {
+            (Some(instance), _) => &instance.stats.name,
+            (None, Some(node)) => &node.stats.hostname,
+            (None, None) => return None,
+        };
+        let beginning = self.beginning(uuid);
+        Some(if name.is_empty() {
+            beginning
+        } else {
+            format!("{name} ({beginning})")
+        })
+    }
+
+    /// The first eight digits of a UUID, which commands accept as well; all of it if another node or instance
+    /// has these digits, too.
+    pub fn beginning(&self, uuid: Uuid) -> String {
+        let digits = uuid.as_u128() >> 96;
+        let of_same = Uuid::from_u128(digits << 96)..=Uuid::from_u128(digits << 96 | u128::MAX >> 32);
+        let nodes = self.nodes.range(of_same.clone()).map(|(other, _)| *other);
+        let mut all = nodes.chain(self.instances.range(of_same).map(|(other, _)| *other));
+        let mut text = uuid.to_string();
+        if all.all(|other| other == uuid) {
+            text.truncate(8);
+        }
+        text
     }
 
     /// The node whose UUID begins with `text`. A whole UUID is also accepted if it is unknown.
@@ -323,7 +361,7 @@ impl View {
     /// follows.
     pub fn connected(&mut self, configuration: Option<Bytes>) {
         self.online = true;
-        self.has_snapshot = false;
+        self.snapshot = None;
         self.leader = None;
         self.configuration = configuration;
     }
@@ -332,7 +370,7 @@ impl View {
     /// shows which of them have left.
     pub fn disconnected(&mut self, now: SystemTime) {
         self.online = false;
-        self.has_snapshot = false;
+        self.snapshot = None;
         self.unreported = 0;
         for node in self.nodes.values_mut().filter(|node| node.connected) {
             node.left(now);
@@ -379,7 +417,7 @@ impl View {
         match Event(frame.kind().operand) {
             Event::SNAPSHOT_COMPLETE => {
                 let complete: SnapshotComplete = frame.payload()?;
-                self.has_snapshot = true;
+                self.snapshot = Some(complete.clone());
                 // These include the nodes that have left while there was no session.
                 let left = self.nodes.values().filter(|node| !node.connected);
                 let mut left: Vec<_> = left.map(|node| (node.since, node.uuid)).collect();

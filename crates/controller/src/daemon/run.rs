@@ -10,9 +10,9 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::handle::{Call, Handle, Health, Outcome, Snapshot, UserRequest};
-use super::seen::{RowLimit, connected, event, figures, moved, seen};
+use super::seen::{Names, RowLimit, connected, event, figures, moved, seen};
 use crate::clock::unix_ms;
-use crate::model::{State, Write};
+use crate::model::{State, Write, short};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::Store;
 use ssntp::proto::ErrorCode;
@@ -57,6 +57,7 @@ pub(super) struct Run {
     /// complete.
     connected: Option<BTreeSet<Uuid>>,
     seen: Seen,
+    names: Names,
     rows: RowLimit,
     /// The minute of the figures that were written last.
     minute: i64,
@@ -84,6 +85,7 @@ impl Run {
             is_complete: false,
             connected: None,
             seen: Seen::default(),
+            names: Names::default(),
             rows: RowLimit::default(),
             minute: 0,
             is_ended: false,
@@ -126,9 +128,10 @@ impl Run {
     /// Handles a change and the changes that are queued behind it.
     fn handle_changes(&mut self, first: Change) {
         let mut notes = Vec::new();
-        let changes = self.changes.clone();
-        for change in std::iter::once(first).chain(changes.try_iter().take(MOST_CHANGES)) {
-            match &change {
+        let queued = self.changes.try_iter().take(MOST_CHANGES);
+        let changes: Vec<_> = std::iter::once(first).chain(queued).collect();
+        for change in &changes {
+            match change {
                 // After missed changes the view has to be complete again, as in a new session.
                 Change::Online { .. } | Change::Offline { .. } | Change::Missed { .. } => {
                     self.session += 1;
@@ -144,18 +147,30 @@ impl Run {
                 _ => {}
             }
             let known = &self.core.state().instances;
-            let noted = event(&change, self.is_complete, |instance| known.contains_key(instance));
+            let noted = event(change, self.is_complete, |instance| known.contains_key(instance));
             if let Some(event) = noted {
                 self.rows.add(event, elapsed(self.began), &mut notes);
             }
         }
+        self.controller.look(|view| self.names.learn(view, &changes));
         self.note(notes);
+        self.names.forget(&changes);
     }
 
-    fn note(&self, rows: Vec<Write>) {
+    fn note(&mut self, mut rows: Vec<Write>) {
         if !rows.is_empty() {
+            self.name(&mut rows);
             self.store.note(rows);
         }
+    }
+
+    /// Puts names in the place of the UUIDs in the sentences of rows.
+    fn name(&mut self, rows: &mut [Write]) {
+        self.controller.look(|view| {
+            for row in rows {
+                self.names.put(view, row);
+            }
+        });
     }
 
     fn reconcile(&mut self) {
@@ -174,11 +189,12 @@ impl Run {
         self.take_answers(now);
         for _ in 0..MOST_PLANS {
             // Each plan is committed before the next one, which depends on the new state.
-            let plan = self.core.plan(now, &self.seen, &mut Uuid::new_v4);
+            let mut plan = self.core.plan(now, &self.seen, &mut Uuid::new_v4);
             if plan.is_empty() {
                 break;
             }
             if !plan.writes.is_empty() {
+                self.name(&mut plan.writes);
                 match self.store.commit(plan.writes.clone()) {
                     Ok(revision) => self.core.handle_commit(plan.writes, revision),
                     // The store has logged the reason. No command of the plan may be sent.
@@ -206,7 +222,7 @@ impl Run {
                 // DELETE.
                 match self.controller.order(&delete) {
                     Ok(order) => self.last_delete = Some(order),
-                    Err(e) => info!(target: LOG, "DELETE of {instance}: {e}"),
+                    Err(e) => info!(target: LOG, "DELETE of {}: {e}", self.called(instance)),
                 }
                 return;
             }
@@ -215,10 +231,15 @@ impl Run {
             Ok(order) => self.orders.push((instance, order)),
             Err(e) => {
                 let reason: &CommandError = &e;
-                info!(target: LOG, "START of {instance}: {reason}");
+                info!(target: LOG, "START of {}: {reason}", self.called(instance));
                 self.core.handle_answer(instance, Answer::Lost);
             }
         }
+    }
+
+    fn called(&self, instance: Uuid) -> String {
+        let known = self.core.state().instances.get(&instance);
+        known.map_or_else(|| short(instance), |known| known.called())
     }
 
     fn take_answers(&mut self, now: Now) {

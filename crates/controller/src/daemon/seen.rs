@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write, ending_text};
+use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write, ending_text, short};
 use crate::reconcile::{Labels, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
 use ssntp::payload::FrameTrace;
@@ -98,6 +98,45 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
         text: change.to_string(),
         ..Event::default()
     })
+}
+
+/// The names of instances, also of those that have left the view.
+#[derive(Debug, Default)]
+pub(super) struct Names(BTreeMap<Uuid, String>);
+
+impl Names {
+    /// Learns the names of the instances of these changes, while the view has them.
+    pub(super) fn learn(&mut self, view: &View, changes: &[Change]) {
+        for change in changes {
+            if let Change::InstanceAdded { instance, .. } | Change::InstanceState { instance, .. } = change
+                && let Some(name) = view.called(*instance)
+            {
+                self.0.insert(*instance, name);
+            }
+        }
+    }
+
+    /// Forgets the instances that are gone by these changes.
+    pub(super) fn forget(&mut self, changes: &[Change]) {
+        for change in changes {
+            if let Change::InstanceGone { instance, .. } | Change::InstanceDeleted { instance, .. } = change {
+                self.0.remove(instance);
+            }
+        }
+    }
+
+    /// Puts the names of a row's instance and node into its sentence. The row has their UUIDs beside it. Other
+    /// UUIDs may be output of a program, which is not changed.
+    pub(super) fn put(&self, view: &View, row: &mut Write) {
+        let Write::Event(event) = row else { return };
+        for uuid in [event.instance, event.node].into_iter().flatten() {
+            let whole = uuid.to_string();
+            if event.text.contains(&whole) {
+                let name = view.called(uuid).or_else(|| self.0.get(&uuid).cloned());
+                event.text = event.text.replace(&whole, &name.unwrap_or_else(|| short(uuid)));
+            }
+        }
+    }
 }
 
 /// The maximum number of rows of one kind about one node in a minute: more than an agent has instances.
@@ -221,6 +260,50 @@ mod tests {
         assert_eq!((left_out.kind, left_out.node), ("node", event(1).node));
         assert_eq!(left_out.text, "7 rows of the kind state are left out");
         assert_eq!(*next, event(1));
+    }
+
+    #[test]
+    fn rows_have_names_for_the_uuids_beside_them_also_after_an_instance_is_gone() {
+        let [node, instance, other] = [1, 2, 3].map(|number: u128| Uuid::from_u128(number << 96));
+        let mut stats = ssntp_payload::Stats {
+            node_uuid: node.into(),
+            hostname: "node2".into(),
+            ..ssntp_payload::Stats::default()
+        };
+        stats.instances.push(ssntp_payload::InstanceStats {
+            instance_uuid: instance.into(),
+            name: "job".into(),
+            state: InstanceState::Active,
+            ..ssntp_payload::InstanceStats::default()
+        });
+        let (mut view, mut names) = (View::default(), Names::default());
+        let mut told = |view: &mut View, stats: &ssntp_payload::Stats| {
+            let changes = view.apply(&ssntp::proto::Frame::of(stats), std::time::SystemTime::UNIX_EPOCH);
+            names.learn(view, &changes);
+            let events = changes.iter().filter_map(|change| event(change, true, |_| false));
+            let mut rows: Vec<_> = events.map(Write::Event).collect();
+            rows.iter_mut().for_each(|row| names.put(view, row));
+            names.forget(&changes);
+            let texts = rows.into_iter().filter_map(|row| match row {
+                Write::Event(event) => Some(event.text),
+                _ => None,
+            });
+            texts.collect::<Vec<_>>()
+        };
+        let ran = told(&mut view, &stats);
+        let text = "instance job (00000002) is active on node node2 (00000001)";
+        assert!(ran.iter().any(|row| row == text), "{ran:?}");
+        stats.instances.clear();
+        let gone = ["instance job (00000002) is no longer on node node2 (00000001)"];
+        assert_eq!(told(&mut view, &stats), gone);
+        // An instance without a name has the beginning of its UUID, and what a program wrote stays.
+        let mut row = Write::Event(Event {
+            instance: Some(other),
+            text: format!("{other} wrote: {instance}"),
+            ..Event::default()
+        });
+        names.put(&view, &mut row);
+        assert!(matches!(row, Write::Event(event) if event.text == format!("00000003 wrote: {instance}")));
     }
 
     #[test]

@@ -19,7 +19,10 @@ pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> 
         let is_known = templates.any(|version| version.template == spec.template());
         // A spec whose numbers are invalid is refused for them.
         let needs = Needs::of(&spec.start).ok().filter(|_| !is_known);
-        if let Some((key, why)) = needs.and_then(|needs| lacking(&view, &needs)) {
+        let is_ignored = !is_known && !spec.start.requirements.labels.is_empty() && !view.heeds_constraints();
+        let ignored = || ("constraint", "the scheduler is older and ignores it".to_owned());
+        let lacking = needs.and_then(|needs| lacking(&view, &needs));
+        if let Some((key, why)) = lacking.or_else(|| is_ignored.then(ignored)) {
             let of = if specs.len() > 1 {
                 format!("{}.", spec.name)
             } else {

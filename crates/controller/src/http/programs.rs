@@ -406,6 +406,11 @@ fn of_instance(view: &View, kept: Option<&model::Instance>, seen: Option<&Instan
         (None, None) => Value::Null,
     };
     let current = |seen: &Instance| view.node(seen.node).is_some_and(Node::is_current);
+    let node = kept.map_or_else(|| seen.map(|seen| seen.node), |kept| kept.node);
+    let name = node
+        .and_then(|node| view.node(node))
+        .map(|node| &node.stats.hostname);
+    value["node_name"] = json!(name.filter(|name| !name.is_empty()));
     value["seen"] = json!(seen.map(|seen| json!({
         "current": current(seen),
         "since": rfc3339(seen.since),

@@ -28,9 +28,14 @@ struct Rig {
 
 impl Rig {
     fn start(login: bool) -> Self {
+        Self::of(|config| config.login(login))
+    }
+
+    fn of(configure: impl FnOnce(ApiConfig) -> ApiConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let made_up = made_up::cluster(30, 4);
-        let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path()).login(login);
+        let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path());
+        let config = configure(config);
         Self {
             api: Api::serve(config, made_up.clone()).unwrap(),
             made_up,
@@ -322,9 +327,17 @@ fn a_spec_that_no_node_can_satisfy_is_refused_with_its_key() {
         labels: [("zone".to_owned(), "a".to_owned())].into(),
         ..ssntp_payload::Stats::default()
     }));
-    rig.made_up.see(&ssntp::proto::Frame::of(
-        &ssntp_payload::SnapshotComplete::default(),
-    ));
+    let mut complete = ssntp_payload::SnapshotComplete::default();
+    rig.made_up.see(&ssntp::proto::Frame::of(&complete));
+    let (code, problem) = put(
+        &rig,
+        "/api/v1/workloads/new",
+        &spec("constraint", json!({"zone": "a"})),
+    );
+    let refused = json!({"error": "the scheduler is older and ignores it", "at": "start.constraint"});
+    assert_eq!((code, problem), (400, refused));
+    complete.constraints = true;
+    rig.made_up.see(&ssntp::proto::Frame::of(&complete));
     for (key, value, why) in [
         ("constraint", json!({"zone": "b"}), "no node has the label zone=b"),
         ("hostname", json!("rack9"), "no node has the host name rack9"),
@@ -428,6 +441,64 @@ fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
         BODY + 1
     );
     assert!(matches!(rig.ask(&long, "").0, 400 | 413));
+}
+
+#[test]
+fn without_a_token_only_the_health_is_told() {
+    let rig = Rig::of(|config| config);
+    let pages = page::MENU.iter().map(|(path, _)| *path);
+    for path in pages.chain(["/workloads/web", "/healthz/", "/metrics"]) {
+        assert_eq!(rig.ask(&format!("GET {path} HTTP/1.1"), "").0, 303, "{path}");
+    }
+    for name in [
+        "status",
+        "workloads",
+        "instances",
+        "nodes",
+        "history",
+        "traces",
+        "events",
+        "healthz",
+    ] {
+        assert_eq!(rig.get(&format!("/api/v1/{name}")).0, 401, "{name}");
+    }
+    let health = || rig.ask("GET /healthz HTTP/1.1", "");
+    assert!(matches!(health(), (200, _, body) if body == "ok\n"));
+    rig.made_up
+        .change(|kept| kept.health.store = Err("/secret/controller.db: no space".into()));
+    let (code, _, body) = health();
+    assert!(code == 503 && !body.contains("secret"), "{code} {body}");
+    assert_eq!(rig.ask("POST /healthz HTTP/1.1", "").0, 303);
+}
+
+#[test]
+fn each_link_has_a_token_that_may_read_until_the_next_one_is_made() {
+    let rig = Rig::of(|config| config);
+    let own = rig.tokens.add("own", Right::Write, None).unwrap();
+    let token = || {
+        let link = rig.api.link().unwrap().unwrap();
+        let (page, token) = link.split_once("/login#").unwrap();
+        assert_eq!(page, rig.api.urls()[0]);
+        token.to_owned()
+    };
+    let code = |token: &str, line: &str| {
+        let head =
+            format!("{line} HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json");
+        rig.ask(&head, r#"{"order": "back"}"#).0
+    };
+    let first = token();
+    assert_eq!(code(&first, "GET /api/v1/nodes"), 200);
+    assert_eq!(code(&first, "POST /api/v1/workloads/web/rollout"), 403);
+    let second = token();
+    let codes = [&first, &second, &own].map(|token| code(token, "GET /api/v1/nodes"));
+    assert_eq!(codes, [401, 200, 200]);
+    let listed = rig.tokens.list().unwrap();
+    assert!(listed.len() == 2 && listed[1].expires.is_some(), "{listed:?}");
+    // It cannot take the name of a user's token.
+    assert!(rig.tokens.add(&listed[1].name, Right::Read, None).is_err());
+    rig.tokens.remove(&listed[1].name).unwrap();
+    assert_eq!(code(&second, "GET /api/v1/nodes"), 401);
+    assert_eq!(Rig::start(false).api.link().unwrap(), None);
 }
 
 #[test]

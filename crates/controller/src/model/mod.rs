@@ -136,6 +136,20 @@ pub struct Instance {
     pub revision: i64,
 }
 
+impl Instance {
+    /// What people call it: the workload, the slot, and the beginning of the UUID.
+    pub(crate) fn called(&self) -> String {
+        format!("{}-{} ({})", self.workload, self.slot, short(self.uuid))
+    }
+}
+
+/// The beginning of a UUID, which commands accept as well.
+pub(crate) fn short(uuid: Uuid) -> String {
+    let mut text = uuid.to_string();
+    text.truncate(8);
+    text
+}
+
 /// The state of an instance.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

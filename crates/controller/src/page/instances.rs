@@ -224,7 +224,7 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&InstanceRo
 }
 
 pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
-    let history = scene.newest(100, |query| query.instance = Some(uuid))?;
+    let history = scene.newest(100, |query| query.instance = Some(uuid.into()))?;
     let kept = scene.picture.kept.state.instances.get(&uuid);
     let found = InstanceRow::of(
         scene,

@@ -176,7 +176,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     html!(main; "<h2>Instances</h2>");
     instances::table(scene, main, |instance| instance.node == Some(uuid));
     html!(main; "<h2>What happened</h2>");
-    scene.rows(main, &scene.newest(50, |query| query.node = Some(uuid))?);
+    scene.rows(main, &scene.newest(50, |query| query.node = Some(uuid.into()))?);
     Ok(name)
 }
 

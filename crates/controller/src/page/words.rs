@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::html::{Html, Show, html};
 use super::params::encode;
+pub(super) use crate::model::short;
 use ssntp::pki::rfc3339;
 
 /// The grade of a state. Each grade has a sign of its own, so that a reader need not rely on colours.
@@ -196,13 +197,6 @@ pub(crate) fn named(name: &str, uuid: Uuid) -> String {
     } else {
         name.to_owned()
     }
-}
-
-/// The beginning of a UUID, which commands accept as well.
-pub(crate) fn short(uuid: Uuid) -> String {
-    let mut text = uuid.to_string();
-    text.truncate(8);
-    text
 }
 
 #[cfg(test)]

@@ -535,13 +535,8 @@ impl Decider<'_, '_> {
             SlotStatus::Stuck(instance) => Some(instance),
             _ => None,
         });
-        let problem = if let Some(Instance {
-            workload, slot, uuid, ..
-        }) = stuck
-        {
-            Some(format!(
-                "{workload}-{slot} ({uuid}) does not end, and blocks its slot"
-            ))
+        let problem = if let Some(instance) = stuck {
+            Some(format!("{} does not end, and blocks its slot", instance.called()))
         } else if let Some(instance) = statuses.iter().find_map(SlotStatus::unhealthy)
             && healthy + unproven == 0
         {

@@ -118,19 +118,16 @@ impl<'a> Draft<'a> {
 
     /// Adds a row about an instance. `what` follows its name and completes the sentence.
     pub(super) fn event(&mut self, kind: &'static str, about: &Instance, what: &str) {
-        let Instance {
-            uuid, workload, slot, ..
-        } = about;
         let version = self
             .workload_of(about)
             .and_then(|of| of.version_of(about.version));
         self.plan.writes.push(Write::Event(Event {
             kind,
-            workload: Some(workload.clone()),
-            instance: Some(*uuid),
+            workload: Some(about.workload.clone()),
+            instance: Some(about.uuid),
             node: about.node,
             tenant: version.and_then(|version| tenant_of(&version.template.start)),
-            text: format!("{workload}-{slot} ({uuid}) {what}"),
+            text: format!("{} {what}", about.called()),
             ..Event::default()
         }));
     }

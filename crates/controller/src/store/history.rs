@@ -1,6 +1,7 @@
 //! Reading the history, with a connection that cannot write.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, ToSql, params};
@@ -33,9 +34,9 @@ pub struct Query {
     /// Only rows about this workload.
     pub workload: Option<String>,
     /// Only rows about this instance.
-    pub instance: Option<Uuid>,
+    pub instance: Option<Beginning>,
     /// Only rows about this node.
-    pub node: Option<Uuid>,
+    pub node: Option<Beginning>,
     /// Only rows of this kind.
     pub kind: Option<String>,
     /// Only rows about workloads and instances of this tenant.
@@ -44,6 +45,46 @@ pub struct Query {
     pub limit: usize,
     /// True if the newest rows come first.
     pub newest_first: bool,
+}
+
+/// One UUID, or all that begin with the same digits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beginning {
+    lowest: Uuid,
+    highest: Uuid,
+}
+
+#[cfg(test)]
+impl Beginning {
+    /// True if a UUID is one of these.
+    pub(crate) fn is_of(self, uuid: Uuid) -> bool {
+        (self.lowest..=self.highest).contains(&uuid)
+    }
+}
+
+impl From<Uuid> for Beginning {
+    fn from(uuid: Uuid) -> Self {
+        let (lowest, highest) = (uuid, uuid);
+        Self { lowest, highest }
+    }
+}
+
+impl FromStr for Beginning {
+    type Err = uuid::Error;
+
+    /// Reads a UUID or its first digits, with the hyphens between them.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(whole) = text.parse::<Uuid>() {
+            return Ok(whole.into());
+        }
+        let filled = |with: Uuid| {
+            let with = with.to_string();
+            let rest = with.get(text.len()..).filter(|_| !text.is_empty());
+            Uuid::try_parse(&format!("{text}{}", rest.unwrap_or_default()))
+        };
+        let (lowest, highest) = (filled(Uuid::nil())?, filled(Uuid::max())?);
+        Ok(Self { lowest, highest })
+    }
 }
 
 impl History {
@@ -62,14 +103,27 @@ impl History {
     /// # Errors
     /// [`StoreError`].
     pub fn rows(&self, query: &Query) -> Result<Vec<Row>, StoreError> {
-        let bytes = |uuid: Option<Uuid>| uuid.map(Uuid::into_bytes);
-        let (instance, node) = (bytes(query.instance), bytes(query.node));
-        let conditions: [(&str, &dyn ToSql, bool); 7] = [
+        // An index has the rows of one UUID in their order, but not those of several.
+        let [(is_instance, are_instances), (is_node, are_nodes)] =
+            [query.instance, query.node].map(|asked| {
+                asked.map_or((false, false), |Beginning { lowest, highest }| {
+                    (lowest == highest, lowest != highest)
+                })
+            });
+        let [[instance, last_instance], [node, last_node]] = [query.instance, query.node].map(|asked| {
+            let Beginning { lowest, highest } = asked.unwrap_or_default();
+            [lowest, highest].map(Uuid::into_bytes)
+        });
+        let conditions: [(&str, &dyn ToSql, bool); 11] = [
             ("id >", &query.after, query.after.is_some()),
             ("id <", &query.before, query.before.is_some()),
             ("workload =", &query.workload, query.workload.is_some()),
-            ("instance =", &instance, instance.is_some()),
-            ("node =", &node, node.is_some()),
+            ("instance =", &instance, is_instance),
+            ("instance >=", &instance, are_instances),
+            ("instance <=", &last_instance, are_instances),
+            ("node =", &node, is_node),
+            ("node >=", &node, are_nodes),
+            ("node <=", &last_node, are_nodes),
             ("kind =", &query.kind, query.kind.is_some()),
             ("tenant =", &query.tenant, query.tenant.is_some()),
         ];

@@ -158,17 +158,40 @@ fn history_is_selected_by_workload_instance_node_and_kind() {
     };
     assert_eq!(texts(&history, &blue), ["b"]);
     let instance = Query {
-        instance: Some(Uuid::from_u128(9)),
+        instance: Some(Uuid::from_u128(9).into()),
         newest_first: true,
         ..some.clone()
     };
     assert_eq!(texts(&history, &instance), ["c", "b"]);
     let node = Query {
-        node: Some(Uuid::from_u128(5)),
+        node: Some(Uuid::from_u128(5).into()),
         before: Some(4),
         ..some.clone()
     };
     assert_eq!(texts(&history, &node), ["a"]);
+    // The beginning of a UUID is enough.
+    let begins = |text: &str| Query {
+        node: Some(text.parse().unwrap()),
+        before: Some(4),
+        ..Query::default()
+    };
+    for text in [
+        "0",
+        "00000000-0000-0000-0000-00000000000",
+        "00000000000000000000000000000005",
+    ] {
+        assert_eq!(texts(&history, &begins(text)), ["a"], "{text}");
+    }
+    assert_eq!(texts(&history, &begins("00000001")), [""; 0]);
+    for wrong in [
+        "",
+        "0000-",
+        "g",
+        "000000000",
+        "00000000-0000-0000-0000-0000000000050",
+    ] {
+        assert!(wrong.parse::<Beginning>().is_err(), "{wrong}");
+    }
     let kind = Query {
         kind: Some("running".into()),
         after: Some(2),

@@ -55,6 +55,24 @@ fn stats(node: Uuid, instances: &[(Uuid, InstanceState)]) -> Stats {
 }
 
 #[test]
+fn names_stand_for_uuids_and_their_beginnings_are_of_one_entity_only() {
+    let mut view = View::default();
+    let twin = Uuid::from_u128(INSTANCE.as_u128() ^ 1);
+    let mut named = stats(NODE, &[(INSTANCE, InstanceState::Active)]);
+    named.hostname = "node2".into();
+    named.instances[0].name = "web-3".into();
+    take(&mut view, &named);
+    let called = |view: &View, uuid| view.called(uuid).unwrap_or_default();
+    assert_eq!(called(&view, NODE), "node2 (5be1c0de)");
+    assert_eq!(called(&view, INSTANCE), "web-3 (0f7a5a1e)");
+    assert_eq!(view.called(OTHER), None);
+    take(&mut view, &stats(OTHER, &[(twin, InstanceState::Active)]));
+    assert_eq!(called(&view, OTHER), "6be1c0de");
+    assert_eq!(called(&view, INSTANCE), format!("web-3 ({INSTANCE})"));
+    assert_eq!(called(&view, twin), twin.to_string());
+}
+
+#[test]
 fn stats_replace_the_instances_of_a_node() {
     let mut view = View::default();
     let first = stats(NODE, &[(INSTANCE, InstanceState::Pending)]);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use ssntp_view::{Change, Controller, View};
 use uuid::Uuid;
 
+use super::json;
 use super::options::Options;
-use super::{json, tables};
 use crate::connection::{self, Complaint, ended};
 use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
@@ -112,7 +112,7 @@ fn with_names(view: &View, names: &mut BTreeMap<Uuid, String>, text: &str) -> St
             named.push_str(piece);
             continue;
         };
-        if let Some(name) = tables::name_of(view, uuid) {
+        if let Some(name) = view.called(uuid) {
             names.insert(uuid, name);
         }
         named.push_str(names.get(&uuid).map_or(word, String::as_str));

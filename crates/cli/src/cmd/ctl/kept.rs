@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use ssntp::payload::yaml::Node;
 use ssntp::payload::{timestamp, yaml};
 use ssntp_controller::{Changed, Spec, encode};
-use uuid::Uuid;
 
 use super::api::{Api, ApiArgs, rows, text};
 use super::options::Options;
 use super::rollouts::{self, state};
+use super::tables::short;
 use crate::cmd::table::{Columns, list, print_values, sheet};
 use crate::failure::Failure;
 use crate::input;
@@ -71,12 +71,12 @@ pub(super) struct HistoryArgs {
     /// Only rows about this workload
     #[arg(value_name = "WORKLOAD")]
     workload: Option<String>,
-    /// Only rows about this instance
+    /// Only rows about this instance; the beginning of its UUID is enough
     #[arg(long, value_name = "UUID")]
-    instance: Option<Uuid>,
-    /// Only rows about this node
+    instance: Option<String>,
+    /// Only rows about this node; the beginning of its UUID is enough
     #[arg(long, value_name = "UUID")]
-    node: Option<Uuid>,
+    node: Option<String>,
     /// Only rows of this kind, for example starting, failed or rollout
     #[arg(long, value_name = "WORD")]
     kind: Option<String>,
@@ -271,16 +271,15 @@ pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), 
 
 pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Result<(), Failure> {
     let mut path = format!("history?order=newest&limit={}", args.limit);
-    let uuid = |uuid: Option<Uuid>| uuid.map(|uuid| uuid.to_string());
     let filters = [
-        ("workload", args.workload.clone()),
-        ("instance", uuid(args.instance)),
-        ("node", uuid(args.node)),
-        ("kind", args.kind.clone()),
+        ("workload", &args.workload),
+        ("instance", &args.instance),
+        ("node", &args.node),
+        ("kind", &args.kind),
     ];
     for (name, value) in filters {
         if let Some(value) = value {
-            path.push_str(&format!("&{name}={}", encode(&value)));
+            path.push_str(&format!("&{name}={}", encode(value)));
         }
     }
     let rows = rows(Api::new(&args.api, options, stop).get(&path)?);
@@ -360,10 +359,10 @@ const WORKLOAD: Columns<(), Value> = &[
 #[rustfmt::skip]
 const INSTANCES: Columns<(), Value> = &[
     ("SLOT", |(), one| text(&one["slot"])),
-    ("INSTANCE", |(), one| text(&one["uuid"])),
+    ("INSTANCE", |(), one| short(&text(&one["uuid"]))),
     ("VERSION", |(), one| text(&one["version"])),
     ("STATE", |(), one| if one["wanted"] == json!(false) { format!("{}, not wanted", text(&one["state"])) } else { text(&one["state"]) }),
-    ("NODE", |(), one| text(&one["node"])),
+    ("NODE", |(), one| match text(&one["node_name"]) { name if name.is_empty() => short(&text(&one["node"])), name => name }),
     ("ENDING", |(), one| text(&one["ending"])),
 ];
 

@@ -97,8 +97,9 @@ fn doubled(view: &View) -> Vec<String> {
         let node_uuid = node.uuid;
         let instances = node.stats.foreign.iter().filter_map(Id::uuid);
         let line = |instance| {
+            let [node, named] = [node_uuid, instance].map(|uuid| tables::called(view, uuid));
             format!(
-                "node {node_uuid} has instance {instance} too, which belongs to another node; \
+                "node {node} has instance {named} too, which belongs to another node; \
                  remove it there with: ssntp ctl delete --node {node_uuid} {instance}"
             )
         };

@@ -42,7 +42,7 @@ pub(super) const INSTANCES: Columns<View, Instance> = &[
     ("name", |_, instance| or_dash(instance.stats.name.clone())),
     ("state", instance_state),
     ("end", |_, instance| or_dash(end(instance))),
-    ("node", |view, instance| shortest(view, instance.node)),
+    ("node", |view, instance| view.beginning(instance.node)),
     ("host", |view, instance| host(hostname(view, instance))),
     ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
@@ -61,7 +61,7 @@ pub(super) const INSTANCE: Columns<View, Instance> = &[
     ("last lines", |_, instance| instance.stats.last_lines.to_string()),
     ("started", |_, instance| instance.stats.started.clone()),
     ("ended", |_, instance| instance.stats.ended.clone()),
-    ("node", |view, instance| format!("{} {}", instance.node, hostname(view, instance))),
+    ("node", |view, instance| called(view, instance.node)),
     ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
     ("disk", |_, instance| with_unit(instance.stats.disk_usage_mb, " MB")),
@@ -140,7 +140,7 @@ pub(super) fn cluster(servers: &Servers) -> Option<String> {
 pub(super) const BANS: Columns<(), BanEntry> = &[
     ("uuid", |(), ban| ban.uuid.to_string()),
     ("remaining", |(), ban| span(ban.left_s)),
-    ("banned by", |(), ban| ban.by.to_string()),
+    ("banned by", |(), ban| short(ban.by.as_str())),
     ("banned", |(), ban| format!("{} ago", span(ban.age_s))),
 ];
 
@@ -150,25 +150,25 @@ pub(super) const TENANTS: Columns<(), TenantEntry> = &[
     ("key", |(), entry| entry.key.to_string()),
     ("subnet", |(), entry| entry.subnet.clone()),
     ("concentrator address", |(), entry| entry.concentrator_ip.clone()),
-    ("concentrator instance", |(), entry| entry.concentrator_uuid.to_string()),
+    ("concentrator instance", |(), entry| short(entry.concentrator_uuid.as_str())),
     ("UUID", |(), entry| entry.tenant_uuid.to_string()),
 ];
 
 #[rustfmt::skip]
 const ADDRESSES: Columns<View, TenantAddress> = &[
     ("address", |_, address| address.ip.clone()),
-    ("instance", |_, address| address.instance_uuid.to_string()),
+    ("instance", |view, address| called_id(view, &address.instance_uuid)),
     ("state", |view, address| holder_state(view, address)),
-    ("node", |_, address| address.node_uuid.to_string()),
+    ("node", |view, address| called_id(view, &address.node_uuid)),
 ];
 
 #[rustfmt::skip]
-const TUNNELS: Columns<(), (Uuid, TunnelStats)> = &[
-    ("node", |(), (node, _)| node.to_string()),
-    ("tunnel", |(), (_, tunnel)| if tunnel.up { "up" } else { "down" }.into()),
-    ("bytes in", |(), (_, tunnel)| tunnel.rx_bytes.to_string()),
-    ("bytes out", |(), (_, tunnel)| tunnel.tx_bytes.to_string()),
-    ("packets dropped", |(), (_, tunnel)| tunnel.drops.to_string()),
+const TUNNELS: Columns<View, (Uuid, TunnelStats)> = &[
+    ("node", |view, (node, _)| called(view, *node)),
+    ("tunnel", |_, (_, tunnel)| if tunnel.up { "up" } else { "down" }.into()),
+    ("bytes in", |_, (_, tunnel)| tunnel.rx_bytes.to_string()),
+    ("bytes out", |_, (_, tunnel)| tunnel.tx_bytes.to_string()),
+    ("packets dropped", |_, (_, tunnel)| tunnel.drops.to_string()),
 ];
 
 /// A tenant, with its instances and tunnels.
@@ -183,7 +183,7 @@ pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
         "{}\nconcentrator: {state}\n{}\n{}",
         list(TENANTS, &(), std::iter::once(entry)),
         list(ADDRESSES, view, entry.addresses.iter()),
-        list(TUNNELS, &(), tunnels(view, entry).iter())
+        list(TUNNELS, view, tunnels(view, entry).iter())
     )
 }
 
@@ -280,29 +280,14 @@ pub(crate) fn short(uuid: &str) -> String {
     uuid.chars().take(8).collect()
 }
 
-/// A node's UUID, shortened if no other node's UUID begins so.
-fn shortest(view: &View, node: Uuid) -> String {
-    shortest_of(node, view.nodes().map(|other| other.uuid))
+/// The name of a node or an instance, with the beginning of its UUID; the beginning alone if it is not known.
+pub(super) fn called(view: &View, uuid: Uuid) -> String {
+    view.called(uuid).unwrap_or_else(|| short(&uuid.to_string()))
 }
 
-/// The beginning of a UUID if no other one begins so, else all of it.
-fn shortest_of(uuid: Uuid, mut others: impl Iterator<Item = Uuid>) -> String {
-    let whole = uuid.to_string();
-    if others.any(|other| other != uuid && (other.as_u128() ^ uuid.as_u128()) >> 96 == 0) {
-        whole
-    } else {
-        short(&whole)
-    }
-}
-
-/// The name of a node or an instance, and the beginning of its UUID; `None` if it has no name.
-pub(super) fn name_of(view: &View, uuid: Uuid) -> Option<String> {
-    let instance = view.instance(uuid).map(|instance| &instance.stats.name);
-    let node = || view.node(uuid).map(|node| &node.stats.hostname);
-    let name = instance.or_else(node).filter(|name| !name.is_empty())?;
-    let all = view.nodes().map(|node| node.uuid);
-    let all = all.chain(view.instances().map(|instance| instance.uuid));
-    Some(format!("{name} ({})", shortest_of(uuid, all)))
+fn called_id(view: &View, id: &Id) -> String {
+    id.uuid()
+        .map_or_else(|| id.to_string(), |uuid| called(view, uuid))
 }
 
 pub(crate) fn host(name: &str) -> String {

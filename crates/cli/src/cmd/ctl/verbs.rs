@@ -81,6 +81,12 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     {
         tenant::check(&session, tenant_uuid.as_str())?;
     }
+    let has_constraint = starts
+        .iter()
+        .any(|start| !start.start.requirements.labels.is_empty());
+    if has_constraint && !session.controller.look(ssntp_view::View::heeds_constraints) {
+        return Err(Failure::new("the scheduler is older and ignores constraints"));
+    }
     let mut orders = Vec::new();
     for start in &starts {
         // Up to 10,000 STARTs may block until the queue has room.

@@ -124,6 +124,7 @@ fn a_session_is_complete_after_all_stats_or_a_time_without_news() {
         nodes: 1,
         reporting: 1,
         instances: 0,
+        ..SnapshotComplete::default()
     });
     assert_eq!(
         changes.recv().unwrap().to_string(),
