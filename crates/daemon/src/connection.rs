@@ -105,7 +105,7 @@ impl ServerArgs {
             Some(path) => Ok(path.clone()),
             None if in_context.is_empty() => Err(Failure::usage(format!(
                 "--{flag} is needed: on the command line, as {variable}, or by a context \
-                 (`ssntp context add`, `ssntp server --dev`)"
+                 (`ssntp cluster init`, `ssntp context add`, `ssntp server --dev`)"
             ))),
             None => Ok(PathBuf::from(in_context)),
         };
