@@ -79,8 +79,12 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
             u32::try_from(of_workload.clone().filter(|i| fits(i)).count()).unwrap()
         };
         let running = count(&|i| i.state == InstanceState::Running);
+        // The first slot whose instance is on the node that is gone.
+        let is_lost = |i: &&Arc<Instance>| i.workload == name && !i.wanted;
+        let lost = state.instances.values().filter(is_lost);
+        let slot = lost.map(|i| i.slot).min().unwrap_or(running + 1);
         let problem = (running < wanted)
-            .then(|| format!("{name}-3 was not started: no node in service has enough room"));
+            .then(|| format!("{name}-{slot} was not started: no node in service has enough room"));
         let standing = Status {
             wanted,
             running,
@@ -403,6 +407,8 @@ impl MadeUp {
             None,
             "workload api: 1 of 3 instances have version 4",
         );
+        let worker = Some("worker".to_owned());
+        self.row(20, "rollout", worker, None, None, "workload worker is paused");
     }
 
     /// Writes a row that is so many seconds old.
@@ -427,11 +433,12 @@ impl MadeUp {
         rows.push_back(Row {
             id,
             at,
-            kind,
             workload,
             instance,
             node,
-            actor: None,
+            // A user applies and pauses; the controller does the rest.
+            actor: (kind == "applied" || text.ends_with("paused")).then(|| "token alice".to_owned()),
+            kind,
             tenant,
             text,
         });
@@ -505,20 +512,32 @@ impl Source for MadeUp {
     }
 
     fn figures(&self, node: Uuid, since: i64) -> Result<Vec<Figures>, String> {
-        let figure = |minute: u64| {
-            let wave = i64::try_from(minute * minute % 17 + minute % 5).unwrap();
+        // The last figures are those of the node's STATS.
+        const LAST: i64 = 59;
+        let picture = self.picture.lock().unwrap();
+        let Some(known) = picture.view.node(node) else {
+            return Ok(Vec::new());
+        };
+        let stats = &known.stats;
+        let instances = i64::try_from(known.instances.len()).unwrap();
+        let figure = |minute: i64| {
+            let wave = |minute: i64| minute * minute % 17 + minute % 5;
+            let swing = wave(minute) - wave(LAST);
             Figures {
                 node,
-                at: ms(ago(3600)) + i64::try_from(minute * 60_000).unwrap(),
-                mem_available_mb: 30_000 - wave * 900,
-                mem_total_mb: 64_000,
-                disk_available_mb: 256_000,
-                disk_total_mb: 500_000,
-                load: wave,
-                instances: 10 - wave / 5,
+                at: ms(ago(3600)) + minute * 60_000,
+                mem_available_mb: (stats.mem_available_mb - swing * 300).clamp(0, stats.mem_total_mb.max(0)),
+                mem_total_mb: stats.mem_total_mb,
+                disk_available_mb: stats.disk_available_mb,
+                disk_total_mb: stats.disk_total_mb,
+                load: (stats.load + swing / 2).max(0),
+                instances: (instances - (LAST - minute) / 20).max(0),
             }
         };
-        Ok((0..60).map(figure).filter(|figure| figure.at >= since).collect())
+        Ok((0..=LAST)
+            .map(figure)
+            .filter(|figure| figure.at >= since)
+            .collect())
     }
 
     fn follow(&self, after: Option<i64>) -> Result<Rows, String> {

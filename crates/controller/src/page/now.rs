@@ -5,8 +5,13 @@ use std::time::Duration;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use super::scene::{Made, Scene};
+<<<<<<< Updated upstream
 use super::words::{Badge, Bytes, Grade};
+=======
+use super::words::{Badge, Bytes, Grade, Link, short};
+>>>>>>> Stashed changes
 use super::{instances, nodes, tenants, workloads};
+use crate::clock::time;
 
 /// The maximum number of nodes or instances that a problem names. The rest are counted.
 const NAMED: usize = 8;
@@ -24,6 +29,8 @@ struct Trouble {
     /// The address of a page with more about it.
     to: String,
     named: Vec<Html>,
+    /// A command that ends it, or shows more about it.
+    command: String,
 }
 
 impl Trouble {
@@ -33,6 +40,7 @@ impl Trouble {
             what: shown(what),
             to: to.to_owned(),
             named: Vec::new(),
+            command: String::new(),
         }
     }
 }
@@ -72,6 +80,9 @@ pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Made {
                     html!(main; " and " {problem.named.len() - NAMED} " more");
                 }
                 html!(main; "</p>");
+            }
+            if !problem.command.is_empty() {
+                html!(main; "<p><code>" {problem.command} "</code></p>");
             }
             html!(main; "</div></li>");
         }
@@ -155,9 +166,35 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         if !why.is_empty() {
             html!(&mut what; "; " {why});
         }
-        let to = format!("/workloads/{}", encode(name));
-        problems.push(Trouble::new(grade, &to, &what));
+        let mut problem = Trouble::new(grade, &format!("/workloads/{}", encode(name)), &what);
+        // Each costs a query.
+        if problems.len() < NAMED {
+            problem.named = last_changes(scene, name);
+        }
+        problem.command = match word {
+            "paused" => format!("ssntp ctl rollout {name} --resume"),
+            _ => format!("ssntp ctl get {name}"),
+        };
+        problems.push(problem);
     }
+}
+
+/// What happened to a workload last, and what a person did to it last.
+fn last_changes(scene: &Scene<'_>, name: &str) -> Vec<Html> {
+    // Without a history the problem is shown all the same.
+    let rows = scene.newest(50, |query| query.workload = Some(name.to_owned()));
+    let rows = rows.unwrap_or_default();
+    let by_person = rows.iter().skip(1).find(|row| row.actor.is_some());
+    let last = rows.first().into_iter().chain(by_person);
+    let shown = last.map(|row| {
+        let mut out = Html::default();
+        html!(&mut out; {scene.age(time(row.at))} ": " {row.text});
+        if let Some(actor) = &row.actor {
+            html!(&mut out; " (by " {actor} ")");
+        }
+        out
+    });
+    shown.collect()
 }
 
 /// Adds one problem for all nodes, instances or sessions in the same state, if there are any.
@@ -167,6 +204,7 @@ fn together(
     to: &str,
     (one, many): (&str, &str),
     named: Vec<Html>,
+    command: String,
 ) {
     let what = match named.len() {
         0 => return,
@@ -175,6 +213,7 @@ fn together(
     };
     let mut problem = Trouble::new(grade, to, &what);
     problem.named = named;
+    problem.command = command;
     problems.push(problem);
 }
 
@@ -197,19 +236,58 @@ const INSTANCES: [(&str, (&str, &str)); 4] = [
 fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     for (word, grade, words) in NODES {
         let nodes = scene.picture.view.nodes();
+<<<<<<< Updated upstream
         let nodes = nodes.filter(|node| nodes::state(node).1 == word);
         let named = nodes.map(|node| shown(&scene.node(node.uuid))).collect();
         together(problems, grade, &format!("/nodes?state={word}"), words, named);
+=======
+        let nodes: Vec<_> = nodes.filter(|node| nodes::state(node).1 == word).collect();
+        let named = nodes.iter().map(|node| {
+            let mut out = shown(&Link::node(node));
+            match (word, node.seen) {
+                ("gone", _) => html!(&mut out; " (" {scene.age(node.since)} ")"),
+                ("late", Some(seen)) => html!(&mut out; " (heard " {scene.age(seen)} ")"),
+                _ => {}
+            }
+            out
+        });
+        let verb = if word == "maintenance" {
+            "restore"
+        } else {
+            "describe"
+        };
+        let first = nodes.first().map(|node| short(node.uuid));
+        let command = first.map(|first| format!("ssntp ctl {verb} {first}"));
+        let to = format!("/nodes?state={word}");
+        together(
+            problems,
+            grade,
+            &to,
+            words,
+            named.collect(),
+            command.unwrap_or_default(),
+        );
+>>>>>>> Stashed changes
     }
 }
 
 fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let all = instances::all(scene);
     for (word, words) in INSTANCES {
-        let found = all.iter().filter(|instance| instance.state().1 == word);
-        let named = found.map(|instance| shown(&instance.link())).collect();
+        let found: Vec<_> = all.iter().filter(|instance| instance.state().1 == word).collect();
+        let named = found.iter().map(|instance| shown(&instance.link())).collect();
+        let verb = if word == "failed" { "logs" } else { "describe" };
+        let first = found.first().map(|instance| short(instance.link().uuid));
+        let command = first.map(|first| format!("ssntp ctl {verb} {first}"));
         let to = format!("/instances?state={}", encode(word));
-        together(problems, Grade::Bad, &to, words, named);
+        together(
+            problems,
+            Grade::Bad,
+            &to,
+            words,
+            named,
+            command.unwrap_or_default(),
+        );
     }
 }
 
@@ -221,7 +299,8 @@ fn of_tenants(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let lost = all.iter().filter(|row| row.state().0 == Grade::Bad);
     let named = lost.map(|row| shown(&row.tenant.name)).collect();
     let words = ("tenant has no concentrator", "tenants have no concentrator");
-    together(problems, Grade::Bad, "/tenants", words, named);
+    let command = "ssntp ctl tenant list".to_owned();
+    together(problems, Grade::Bad, "/tenants", words, named, command);
 }
 
 fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
@@ -249,6 +328,7 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         "/sessions?sort=-waiting",
         words,
         named.collect(),
+        "ssntp ctl sessions".to_owned(),
     );
 }
 

@@ -122,6 +122,12 @@ fn the_first_page_lists_problems_and_the_last_changes() {
         "1 session has more than 1 MiB waiting",
         "The certificate of this controller ends",
         "in 9 d",
+        // Since when, who did it, and what to type.
+        "workload worker is paused (by token alice)",
+        "<code>ssntp ctl rollout worker --resume</code>",
+        "<code>ssntp ctl get api</code>",
+        "<code>ssntp ctl describe 5be1c0de</code>",
+        "</a> (<time",
     ] {
         assert!(page.contains(wrong), "{wrong}: {page}");
     }
@@ -377,7 +383,7 @@ fn the_links_to_kinds_of_rows_are_exactly_the_kinds_that_are_written() {
 #[test]
 fn events_are_paged_by_their_numbers() {
     let source = made_up::cluster(0, 0);
-    source.forget(8);
+    source.forget(9);
     for n in 0..450 {
         source.row(
             1,
