@@ -5,11 +5,7 @@ use std::time::Duration;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use super::scene::{Made, Scene};
-<<<<<<< Updated upstream
-use super::words::{Badge, Bytes, Grade};
-=======
-use super::words::{Badge, Bytes, Grade, Link, short};
->>>>>>> Stashed changes
+use super::words::{Badge, Bytes, Grade, short};
 use super::{instances, nodes, tenants, workloads};
 use crate::clock::time;
 
@@ -236,14 +232,9 @@ const INSTANCES: [(&str, (&str, &str)); 4] = [
 fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     for (word, grade, words) in NODES {
         let nodes = scene.picture.view.nodes();
-<<<<<<< Updated upstream
-        let nodes = nodes.filter(|node| nodes::state(node).1 == word);
-        let named = nodes.map(|node| shown(&scene.node(node.uuid))).collect();
-        together(problems, grade, &format!("/nodes?state={word}"), words, named);
-=======
         let nodes: Vec<_> = nodes.filter(|node| nodes::state(node).1 == word).collect();
         let named = nodes.iter().map(|node| {
-            let mut out = shown(&Link::node(node));
+            let mut out = shown(&scene.node(node.uuid));
             match (word, node.seen) {
                 ("gone", _) => html!(&mut out; " (" {scene.age(node.since)} ")"),
                 ("late", Some(seen)) => html!(&mut out; " (heard " {scene.age(seen)} ")"),
@@ -267,7 +258,6 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
             named.collect(),
             command.unwrap_or_default(),
         );
->>>>>>> Stashed changes
     }
 }
 
