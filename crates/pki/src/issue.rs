@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, Certificate, CertificateParams, DistinguishedName, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use uuid::Uuid;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::x509::X509Name;
@@ -182,8 +182,7 @@ impl Authority {
     ) -> Result<Issued, Error> {
         let params = self.params_for(request)?;
         let key = key()?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
-        self.check_issuer_name(certificate.der())?;
+        let (certificate, _) = self.certify(&params, &key)?;
         let origin = format!("the certificate issued to {:?}", request.name);
         let der = key.serialize_der();
         let private = PrivateKeyDer::try_from(der).map_err(|error| Error::Crypto(error.to_owned()))?;
@@ -221,18 +220,21 @@ impl Authority {
         Ok(params)
     }
 
-    /// Checks the issuer's name, which peers compare byte by byte. rcgen encodes the name again, which
-    /// may change an unusual form.
-    pub(crate) fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
-        let same = || {
-            let (issued, own) = (der::certificate(issued)?, der::certificate(&self.info.der)?);
-            Ok(issued.issuer().as_raw() == own.subject().as_raw())
-        };
-        match same() {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(BadRequest::AuthorityName.into()),
-            Err(fault) => Err(Error::content("the new certificate")(fault)),
+    /// Signs a certificate for a key. Peers compare the issuer's name byte by byte; rcgen encodes it again, which may
+    /// change an unusual form.
+    pub(crate) fn certify(
+        &self,
+        params: &CertificateParams,
+        key: &impl PublicKeyData,
+    ) -> Result<(Certificate, CertificateInfo), Error> {
+        let certificate = params.signed_by(key, &self.issuer).map_err(crypto)?;
+        let unfit = |fault| Error::content("the new certificate")(fault);
+        let [issued, own] = [certificate.der(), &self.info.der].map(|der| der::certificate(der));
+        if issued.map_err(unfit)?.issuer().as_raw() != own.map_err(unfit)?.subject().as_raw() {
+            return Err(BadRequest::AuthorityName.into());
         }
+        let info = CertificateInfo::from_der(certificate.der()).map_err(unfit)?;
+        Ok((certificate, info))
     }
 
     /// Trust in this authority only, whether it has expired or not.
@@ -438,6 +440,11 @@ fn plain_ed25519(pair: &KeyPair) -> Result<KeyPair, rcgen::Error> {
     let secret = der.get(16..48).ok_or(rcgen::Error::CouldNotParseKeyPair)?;
     let plain = PrivatePkcs8KeyDer::from([&HEAD[..], secret].concat());
     KeyPair::from_pkcs8_der_and_sign_algo(&plain, &rcgen::PKCS_ED25519)
+}
+
+/// The only key of a PEM text, to sign with.
+pub(crate) fn key_pair_of(pem: &[u8]) -> Result<KeyPair, Fault> {
+    key_pair(&store::Sections::read(pem)?.key()?)
 }
 
 pub(crate) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {

@@ -22,7 +22,7 @@ use x509_parser::extensions::ParsedExtension;
 
 use crate::error::{BadRequest, Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issue::{Authority, CLOCK_SKEW, PRIVATE, crypto, generate, key_pair};
+use crate::issue::{Authority, CLOCK_SKEW, PRIVATE, crypto, generate, key_pair_of};
 use crate::request::{CertificateRequest, KeyKind};
 use crate::role::Role;
 use crate::signing::requested;
@@ -48,12 +48,9 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = generate(KeyKind::P256)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
-        self.check_issuer_name(certificate.der())?;
-        let origin = "the new issuer";
-        let info = CertificateInfo::from_der(certificate.der()).map_err(Error::content(origin))?;
+        let (certificate, info) = self.certify(&params, &key)?;
         let key_pem = key.serialize_pem();
-        Self::assemble(info, certificate.pem(), key, key_pem, origin).map(Issuer)
+        Self::assemble(info, certificate.pem(), key, key_pem, "the new issuer").map(Issuer)
     }
 }
 
@@ -116,10 +113,7 @@ impl Issuer {
         let wanted = CertificateRequest::new(roles).name(name).uuid(uuid);
         let start = seconds(now).saturating_sub(CLOCK_SKEW);
         let params = signer.params_within(&wanted, start, seconds(now + lifetime))?;
-        let certificate = params.signed_by(&request.key, &signer.issuer).map_err(crypto)?;
-        signer.check_issuer_name(certificate.der())?;
-        let info = CertificateInfo::from_der(certificate.der());
-        let info = info.map_err(Error::content("the new certificate"))?;
+        let (certificate, info) = signer.certify(&params, &request.key)?;
         Ok(Enrolled {
             uuid,
             roles,
@@ -217,7 +211,7 @@ pub fn node_key() -> Result<String, Error> {
 /// # Errors
 /// [`Error::Content`] if there is no usable key; [`Error::Crypto`].
 pub fn signing_request(key: &str, origin: &str) -> Result<String, Error> {
-    let key = store::Sections::read(key.as_bytes()).and_then(|sections| key_pair(&sections.key()?));
+    let key = key_pair_of(key.as_bytes());
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     let request = params.serialize_request(&key.map_err(Error::content(origin))?);

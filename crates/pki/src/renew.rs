@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rcgen::{BasicConstraints, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{BasicConstraints, IsCa, KeyUsagePurpose};
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ParsedExtension;
@@ -11,7 +11,7 @@ use crate::error::{BadRequest, Error, Fault};
 use crate::inspect::CertificateInfo;
 use crate::issue::{
     Authority, CERTIFICATE_FILE, CLOCK_SKEW, DAY, Issued, MAX_DAYS, alternatives, crypto, issuer_params,
-    key_pair, lifetime, params,
+    key_pair, key_pair_of, lifetime, params,
 };
 use crate::list::Serial;
 use crate::pem::{self, Content};
@@ -150,7 +150,7 @@ impl Authority {
         });
         wanted.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         wanted.subject_alt_names = alternatives(&self.info.hosts, None)?;
-        let key = self.key().map_err(unfit)?;
+        let key = key_pair_of(self.key_pem().as_bytes()).map_err(unfit)?;
         let certificate = wanted.self_signed(&key).map_err(crypto)?;
         let info = CertificateInfo::from_der(certificate.der()).map_err(unfit)?;
         // Verifiers compare names byte by byte. With another name, peers would not find the issuer of
@@ -163,11 +163,6 @@ impl Authority {
         let renewed = Self::assemble(info, pem.clone(), key, self.key_pem().to_owned(), &origin)?;
         write(&path, pem.as_bytes(), None)?;
         Ok(renewed)
-    }
-
-    fn key(&self) -> Result<KeyPair, Fault> {
-        let sections = store::Sections::read(self.key_pem().as_bytes())?;
-        key_pair(&sections.key()?)
     }
 }
 
@@ -420,7 +415,7 @@ mod tests {
         used.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let path = directory.path().join("ca.pem");
         for (params, named) in [(named, "nameConstraints"), (used, "extendedKeyUsage")] {
-            let certificate = params.self_signed(&authority.key().unwrap()).unwrap();
+            let certificate = params.self_signed(authority.issuer.key()).unwrap();
             fs::write(&path, certificate.pem()).unwrap();
             let authority = Authority::load(directory.path()).unwrap();
             let error = authority
@@ -433,7 +428,7 @@ mod tests {
             );
             assert_eq!(fs::read_to_string(&path).unwrap(), certificate.pem());
         }
-        let certificate = plain().self_signed(&authority.key().unwrap()).unwrap();
+        let certificate = plain().self_signed(authority.issuer.key()).unwrap();
         fs::write(&path, certificate.pem()).unwrap();
         let unlimited = Authority::load(directory.path()).unwrap();
         unlimited.renew_itself(directory.path(), None).unwrap();

@@ -16,7 +16,7 @@ use x509_parser::prelude::FromDer;
 
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, subject_params};
+use crate::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair_of, subject_params};
 use crate::pem::{self, Content};
 use crate::request::CertificateRequest;
 use crate::{der, store};
@@ -51,10 +51,7 @@ impl CertificateRequest {
 }
 
 fn load_key(path: &Path) -> Result<KeyPair, Error> {
-    let sections = store::read(path)?;
-    let key = store::Sections::read(&sections).and_then(|sections| sections.key());
-    key.and_then(|key| key_pair(&key))
-        .map_err(Error::content(store::origin(path)))
+    key_pair_of(&store::read(path)?).map_err(Error::content(store::origin(path)))
 }
 
 impl Authority {
@@ -76,10 +73,7 @@ impl Authority {
         let text = store::read(path)?;
         let key = requested(&text, |_, key| Ok(key)).map_err(unfit)?;
         let params = self.params_for(request)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
-        self.check_issuer_name(certificate.der())?;
-        let info = CertificateInfo::from_der(certificate.der());
-        let info = info.map_err(Error::content("the new certificate"))?;
+        let (certificate, info) = self.certify(&params, &key)?;
         store::write(to.as_ref(), &certificate.pem(), PUBLIC)?;
         Ok(info)
     }
