@@ -232,38 +232,30 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// The lifetime of the daemon's own certificate.
-    pub fn of_identity(identity: &Identity, file: &Path) -> Self {
-        let info = identity.info();
+    fn of(what: &'static str, info: &CertificateInfo, file: &Path) -> Self {
         Self {
-            what: CERTIFICATE,
+            what,
             of: info.subject.clone(),
             file: file.display().to_string(),
             since: info.not_before,
             end: info.not_after,
         }
+    }
+
+    /// The lifetime of the daemon's own certificate.
+    pub fn of_identity(identity: &Identity, file: &Path) -> Self {
+        Self::of(CERTIFICATE, identity.info(), file)
     }
 
     /// The lifetimes of the authorities in a file.
     pub fn of_authorities(trust: &Trust, file: &Path) -> impl Iterator<Item = Self> {
-        trust.authorities().iter().map(|authority| Self {
-            what: AUTHORITY,
-            of: authority.subject.clone(),
-            file: file.display().to_string(),
-            since: authority.not_before,
-            end: authority.not_after,
-        })
+        let authorities = trust.authorities().iter();
+        authorities.map(|info| Self::of(AUTHORITY, info, file))
     }
 
     /// The lifetime of an issuer, which is an authority below another one.
     pub fn of_issuer(info: &CertificateInfo, file: &Path) -> Self {
-        Self {
-            what: AUTHORITY,
-            of: info.subject.clone(),
-            file: file.display().to_string(),
-            since: info.not_before,
-            end: info.not_after,
-        }
+        Self::of(AUTHORITY, info, file)
     }
 
     /// The days until the end; negative after it.
