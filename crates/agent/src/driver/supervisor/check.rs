@@ -77,7 +77,8 @@ pub(super) struct Checks {
 #[derive(Debug)]
 struct Probe {
     pid: Pid,
-    pipe: PipeReader,
+    /// `None` once the check has closed its output, which would wake the supervisor again and again.
+    pipe: Option<PipeReader>,
     output: Vec<u8>,
     /// The time at which the check has failed, and its process is killed.
     until: Instant,
@@ -114,7 +115,8 @@ impl Checks {
 
     /// The output of the check under way.
     pub(super) fn output(&self) -> Option<BorrowedFd<'_>> {
-        self.probe.as_ref().map(|probe| probe.pipe.as_fd())
+        let pipe = self.probe.as_ref().and_then(|probe| probe.pipe.as_ref());
+        pipe.map(AsFd::as_fd)
     }
 
     /// The time until the next [`handle_time`](Self::handle_time).
@@ -187,7 +189,7 @@ impl Checks {
         let child = command.spawn()?;
         self.probe = Some(Probe {
             pid: Pid::from_child(&child),
-            pipe,
+            pipe: Some(pipe),
             output: Vec::new(),
             until: now + timeout(&self.check),
             is_killed: false,
@@ -232,11 +234,15 @@ impl Probe {
         let mut piece = [0; MAX_OUTPUT];
         // Bounded, because a program that never stops writing must not hold up the supervisor.
         for _ in 0..64 {
-            let Ok(length @ 1..) = self.pipe.read(&mut piece) else {
-                return;
-            };
-            let room = MAX_OUTPUT - self.output.len();
-            self.output.extend(piece.iter().take(length.min(room)));
+            let Some(pipe) = &mut self.pipe else { return };
+            match pipe.read(&mut piece) {
+                Ok(length @ 1..) => {
+                    let room = MAX_OUTPUT - self.output.len();
+                    self.output.extend(piece.iter().take(length.min(room)));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(0) | Err(_) => self.pipe = None,
+            }
         }
     }
 
@@ -314,6 +320,25 @@ fn address(order: &LaunchOrder) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_that_has_closed_its_output_wakes_nobody() {
+        let (pipe, mut output) = io::pipe().unwrap();
+        ioctl_fionbio(&pipe, true).unwrap();
+        let mut probe = Probe {
+            pid: rustix::process::getpid(),
+            pipe: Some(pipe),
+            output: Vec::new(),
+            until: Instant::now(),
+            is_killed: false,
+        };
+        output.write_all(b"bad").unwrap();
+        probe.read();
+        assert!(probe.pipe.is_some() && probe.output == b"bad");
+        drop(output);
+        probe.read();
+        assert!(probe.pipe.is_none() && probe.output == b"bad");
+    }
 
     #[test]
     fn failures_count_in_a_row_and_from_the_first_success_or_the_end_of_the_grace() {
