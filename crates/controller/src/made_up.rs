@@ -55,6 +55,8 @@ pub(crate) struct MadeUp {
     pub(crate) orders: Mutex<Vec<String>>,
     /// Who gave each of these orders.
     pub(crate) actors: Mutex<Vec<String>>,
+    /// The specs of the last order to apply.
+    pub(crate) specs: Mutex<Vec<Spec>>,
     /// Those who follow the output of an instance.
     writers: Mutex<Vec<Sender<Written>>>,
     pub(crate) waiting: Arc<()>,
@@ -144,6 +146,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         kept: Arc::default(),
         orders: Mutex::default(),
         actors: Mutex::default(),
+        specs: Mutex::default(),
         writers: Mutex::default(),
         waiting: Arc::default(),
     });
@@ -574,7 +577,8 @@ impl Source for MadeUp {
                 for spec in &specs {
                     spec.check().map_err(Refused::Invalid)?;
                 }
-                let names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
+                let names: Vec<_> = specs.iter().map(|spec| spec.name.clone()).collect();
+                *self.specs.lock().unwrap() = specs;
                 self.note(actor, format!("apply {} {dry_run}", names.join(" ")));
                 Ok((9, names.into_iter().map(applied).collect()))
             }

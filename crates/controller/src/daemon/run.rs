@@ -268,9 +268,6 @@ impl Run {
 
     fn call(&mut self, call: Call) {
         let outcome = self.carry_out(&call.actor, call.request);
-        if let Err(e) = &outcome {
-            info!(target: AUDIT, "an order of {:?} was refused: {}", call.actor, excerpt(e));
-        }
         // The snapshot comes first, so that a caller that reads after its order sees the change.
         self.publish();
         // The caller may have given up waiting.

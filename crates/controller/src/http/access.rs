@@ -115,7 +115,7 @@ impl Access {
     pub(super) fn client(&self, request: &Request) -> Result<Option<Client>, Refused> {
         let by_certificate = match (&request.chain[..], self.trusts()) {
             ([], _) | (_, None) => None,
-            (chain, Some(trusts)) => Some(trusts.client(chain)?),
+            (chain, Some(trusts)) => Some(trusts.client(chain)),
         };
         if let Some(shown) = request.header("authorization") {
             let secret = shown
@@ -129,12 +129,13 @@ impl Access {
             // error even if reading needs no token.
             let client = client.ok_or(Refused::new(401, "this token is not known"))?;
             // A client with both a certificate and a token has the higher right of the two.
-            let higher = by_certificate.filter(|one| one.right > client.right);
+            let certified = by_certificate.and_then(Result::ok);
+            let higher = certified.filter(|one| one.right > client.right);
             return Ok(Some(higher.unwrap_or(client)));
         }
         // A cookie can only grant the right to read, which these clients have anyway.
-        if by_certificate.is_some() {
-            return Ok(by_certificate);
+        if let Some(certified) = by_certificate {
+            return certified.map(Some);
         }
         let unknown = (!self.login).then(|| Client {
             right: Right::Read,

@@ -260,7 +260,9 @@ impl Service for Routes {
             _ => {}
         }
         let client = self.access.client(request);
-        self.audit(request, &client);
+        if let Err(refused) = &client {
+            self.audit(request, "", refused);
+        }
         match (client, is_api) {
             (Err(refused), true) => Answer::from(refused).into(),
             (Err(refused), false) => html(
@@ -274,8 +276,7 @@ impl Service for Routes {
             ))
             .into(),
             (Ok(None), false) => Answer::new(303, HTML, "").with("Location", "/login").into(),
-            (Ok(Some(client)), true) => match self.programs.reply(request, &client, &self.door.open(&client))
-            {
+            (Ok(Some(client)), true) => match self.ordered(request, &client) {
                 Ok(Reply::Whole(answer)) => self.bounded(answer).into(),
                 Ok(reply) => reply,
                 Err(refused) => Answer::from(refused).into(),
@@ -288,14 +289,28 @@ impl Service for Routes {
 }
 
 impl Routes {
-    /// Logs a client that is refused, such as one with a wrong token.
-    fn audit(&self, request: &Request, client: &Result<Option<Client>, Refused>) {
-        let mut log = locked(&self.audit);
-        if let Err(refused) = client
-            && let Some(more) = log.admit((), "refused", now())
+    /// The answer to a program, whose refused orders are logged.
+    fn ordered(&self, request: &Request, client: &Client) -> programs::Found {
+        let answer = self.programs.reply(request, client, &self.door.open(client));
+        let is_order = !matches!(request.method.as_str(), "GET" | "HEAD") && !programs::is_dry_run(request);
+        if let Err(refused) = &answer
+            && is_order
         {
-            let Request { method, path, .. } = request;
-            warn!(target: AUDIT, "{method} {} was refused: {}{more}", excerpt(path), refused.why);
+            self.audit(request, &client.name, refused);
+        }
+        answer
+    }
+
+    /// Logs that a client is refused, such as one with a wrong token.
+    fn audit(&self, request: &Request, client: &str, refused: &Refused) {
+        let Request { method, path, .. } = request;
+        let by = if client.is_empty() {
+            String::new()
+        } else {
+            format!(" by {client:?}")
+        };
+        if let Some(more) = locked(&self.audit).admit((), "refused", now()) {
+            warn!(target: AUDIT, "{method} {}{by} was refused: {}{more}", excerpt(path), refused.why);
         }
     }
 

@@ -26,7 +26,7 @@ const ROWS: usize = 100;
 /// The highest `limit`.
 const MOST_ROWS: usize = 1000;
 
-type Found = Result<Reply, Refused>;
+pub(super) type Found = Result<Reply, Refused>;
 
 fn found(value: &impl Serialize) -> Found {
     answer(serde_json::to_vec(value))
@@ -150,13 +150,13 @@ impl Programs {
                     &["revision"]
                 })?;
                 // A dry run changes nothing.
-                if client.right < Right::Write && params.get("dry_run") != "1" {
+                if client.right < Right::Write && !is_dry_run(request) {
                     let why = "a token that may write is needed, or a certificate of the role controller";
                     return Err(Refused::new(403, why));
                 }
                 // A certificate is sent with the requests of any page, so the origin is checked too.
                 access::check_origin(request)?;
-                self.write(source, &client.name, method, parts, request, &params)
+                self.write(source, client, method, parts, request, &params)
             }
         }
     }
@@ -164,7 +164,7 @@ impl Programs {
     fn write(
         &self,
         source: &dyn Source,
-        actor: &str,
+        client: &Client,
         method: &str,
         parts: &[&str],
         request: &Request,
@@ -193,8 +193,8 @@ impl Programs {
             }
         }
         // Writers compare and write one after the other. So of two writers that know the same
-        // revision, the second one gets a 409.
-        let _writing = self.writing.lock();
+        // revision, the second one gets a 409. A dry run makes no writer wait.
+        let _writing = (!is_dry_run(request)).then(|| self.writing.lock());
         check_revision(source, &name, params)?;
         match method {
             "PUT" => {
@@ -203,9 +203,13 @@ impl Programs {
                     "1" => true,
                     _ => return Err(Refused::at(400, "dry_run", "it must be 1 or 0")),
                 };
-                let apply = |specs: Vec<Spec>| {
+                let apply = |mut specs: Vec<Spec>| {
                     names::check(source, &specs)?;
-                    Ok::<_, Refused>(source.request(actor, UserRequest::Apply { specs, dry_run })?)
+                    // A comparison must not confirm a guess of a value that the client may not read.
+                    if client.right < Right::Write {
+                        specs = specs.iter().map(Spec::without_values).collect();
+                    }
+                    Ok::<_, Refused>(source.request(&client.name, UserRequest::Apply { specs, dry_run })?)
                 };
                 if parts.len() == 1 {
                     return found(&apply(body(&request.body)?)?.1);
@@ -221,10 +225,18 @@ impl Programs {
                     "DELETE" => UserRequest::Delete(name),
                     _ => UserRequest::Rollout(name, body::<Ordered>(&request.body)?.order),
                 };
-                found(&json!({ "revision": source.request(actor, change)?.0 }))
+                found(&json!({ "revision": source.request(&client.name, change)?.0 }))
             }
         }
     }
+}
+
+/// True if a request asks only what it would change.
+pub(super) fn is_dry_run(request: &Request) -> bool {
+    request
+        .query
+        .iter()
+        .any(|(name, value)| name == "dry_run" && value == "1")
 }
 
 /// Compares the parameter `revision`, if it is there, with the present revision of the workload.

@@ -319,16 +319,24 @@ fn a_spec_that_no_node_can_satisfy_is_refused_with_its_key() {
     let rig = Rig::start(false);
     // Until all nodes have reported, it is not known what they have.
     assert_eq!(put(&rig, "/api/v1/workloads/new", &elsewhere).0, 200);
-    let rig = Rig::start(false);
     let node = made_up::node_uuid(0);
-    rig.made_up.see(&ssntp::proto::Frame::of(&ssntp_payload::Stats {
-        node_uuid: node.into(),
-        mem_total_mb: 64_000,
-        labels: [("zone".to_owned(), "a".to_owned())].into(),
-        ..ssntp_payload::Stats::default()
-    }));
-    let mut complete = ssntp_payload::SnapshotComplete::default();
-    rig.made_up.see(&ssntp::proto::Frame::of(&complete));
+    // What a rig answers with may be some time old, so each scheduler has a rig of its own.
+    let complete = |constraints| {
+        let rig = Rig::start(false);
+        rig.made_up.see(&ssntp::proto::Frame::of(&ssntp_payload::Stats {
+            node_uuid: node.into(),
+            mem_total_mb: 64_000,
+            labels: [("zone".to_owned(), "a".to_owned())].into(),
+            ..ssntp_payload::Stats::default()
+        }));
+        let snapshot = ssntp_payload::SnapshotComplete {
+            constraints,
+            ..ssntp_payload::SnapshotComplete::default()
+        };
+        rig.made_up.see(&ssntp::proto::Frame::of(&snapshot));
+        rig
+    };
+    let rig = complete(false);
     let (code, problem) = put(
         &rig,
         "/api/v1/workloads/new",
@@ -336,8 +344,7 @@ fn a_spec_that_no_node_can_satisfy_is_refused_with_its_key() {
     );
     let refused = json!({"error": "the scheduler is older and ignores it", "at": "start.constraint"});
     assert_eq!((code, problem), (400, refused));
-    complete.constraints = true;
-    rig.made_up.see(&ssntp::proto::Frame::of(&complete));
+    let rig = complete(true);
     for (key, value, why) in [
         ("constraint", json!({"zone": "b"}), "no node has the label zone=b"),
         ("hostname", json!("rack9"), "no node has the host name rack9"),
@@ -428,11 +435,32 @@ fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
         );
         assert_eq!(rig.ask(&head, spec).0, code, "{query}");
     }
+    // A comparison confirms no guess of a value to a client that may not read it.
+    let guess = r#"{"name": "web", "count": 1, "start": {"command": ["a"], "env": {"PASSWORD": "hunter2"}}}"#;
+    for (token, is_hidden) in [(&read, true), (&write, false)] {
+        let head = format!(
+            "PUT /api/v1/workloads/web?dry_run=1 HTTP/1.1\r\n{json}\r\n{}",
+            bearer(token)
+        );
+        assert_eq!(rig.ask(&head, guess).0, 200);
+        let compared = format!("{:?}", rig.made_up.specs.lock().unwrap());
+        assert!(
+            compared.contains("PASSWORD") && compared.contains("hunter2") != is_hidden,
+            "{compared}"
+        );
+    }
     let head = format!("DELETE /api/v1/workloads/gone HTTP/1.1\r\n{}", bearer(&write));
     assert_eq!(rig.ask(&head, "").0, 404);
     assert_eq!(
         *rig.made_up.orders.lock().unwrap(),
-        ["Back web", "Back web", "apply web true", "delete gone"]
+        [
+            "Back web",
+            "Back web",
+            "apply web true",
+            "apply web true",
+            "apply web true",
+            "delete gone"
+        ]
     );
     rig.tokens.remove("hands").unwrap();
     assert_eq!(rig.ask(&head, "").0, 401);

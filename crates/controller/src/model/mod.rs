@@ -351,6 +351,8 @@ impl Workload {
         copy.rollout.why = without_output(&copy.rollout.why).to_owned();
         for version in &mut copy.versions {
             version.template.hide_values();
+            // With it, a guess of a hidden value could be tried.
+            version.digest.clear();
         }
         copy.spec = copy.spec.without_values();
         copy
@@ -393,7 +395,9 @@ impl Workload {
         match known {
             Some(at) if was_back => self.good.truncate(at + 1),
             _ => {
-                self.good.retain(|good| *good != version);
+                let versions = &self.versions;
+                let is_kept = |good: &u64| versions.iter().any(|version| version.number == *good);
+                self.good.retain(|good| *good != version && is_kept(good));
                 self.good.push(version);
             }
         }

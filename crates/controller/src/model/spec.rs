@@ -6,6 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
+use ssntp_transport::sha256;
+
 use super::health::{MAX_SECONDS, check_health, check_numbers, read_health};
 use super::start_keys::{StartKeys, check_start};
 use ssntp_payload::{
@@ -330,14 +332,12 @@ impl Template {
         }
     }
 
-    /// A digest that is equal for equal templates in every version of this program. It is FNV-1a,
-    /// because the hash of the standard library may change between versions.
+    /// A digest that is equal for equal templates in every version of this program, and from which values that may be
+    /// secret cannot be computed.
     pub fn digest(&self) -> String {
         let text = serde_json::to_string(self).unwrap_or_default();
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        format!("{hash:016x}")
+        let digest = sha256(text.as_bytes());
+        digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The START of an instance.
@@ -464,7 +464,7 @@ mod tests {
         );
         // It is compared with the labels of instances that an earlier version of this program
         // started.
-        assert_eq!(digest(&spec), "5b3f2278988fb1ba");
+        assert_eq!(digest(&spec), "f8e175410329b6b3967cad2f4cbccba4");
     }
 
     #[test]

@@ -112,8 +112,8 @@ impl Decider<'_, '_> {
     }
 
     /// The last failed instances of each slot. They stay on their nodes, with their output, so that a
-    /// user can see why they failed. An instance with volumes is not kept, because its successor needs
-    /// them.
+    /// user can see why they failed. An instance with volumes or an address of its own is not kept, because its
+    /// successor needs them.
     fn evidence(&self, of_workloads: &BTreeMap<&str, Slots<'_>>) -> BTreeSet<Uuid> {
         let mut evidence = BTreeSet::new();
         for workload in self
@@ -301,9 +301,6 @@ impl Decider<'_, '_> {
             }
             return SlotStatus::Empty;
         };
-        let alive = self.soft.alive_for(instance, self.draft.now());
-        let update = &workload.spec.update;
-        let is_long = alive >= Duration::from_secs(update.healthy_s.into());
         let is_former = instance.version != workload.version;
         let is_steady = workload.rollout.state == RolloutState::Steady;
         let health = if has_check(workload, instance) {
@@ -311,6 +308,9 @@ impl Decider<'_, '_> {
         } else {
             &HealthState::Healthy
         };
+        let is_bad = matches!(health, HealthState::Starting | HealthState::Unhealthy);
+        let alive = self.soft.alive_for(instance, !is_bad, self.draft.now());
+        let is_long = alive >= Duration::from_secs(workload.spec.update.healthy_s.into());
         match health {
             HealthState::Unhealthy => SlotStatus::Unhealthy(instance),
             // During a roll-out, an instance of the new version has to be healthy for a while first.
@@ -376,7 +376,9 @@ impl Decider<'_, '_> {
         if instance.state == InstanceState::Lost || holds_nothing(workload, instance) {
             return false;
         }
-        let Some(node) = instance.node else {
+        // A node that is starting it lists it, and the instance is not yet known to be there.
+        let seen = self.draft.seen().instances.get(&instance.uuid);
+        let Some(node) = instance.node.or(seen.map(|seen| seen.node)) else {
             // No node has listed the instance. Its query is under way.
             return self.soft.may_start(instance, self.draft.now());
         };
@@ -579,11 +581,14 @@ fn is_needed(workload: &Workload, slot: u32, waiting: usize) -> bool {
         || (*state == RolloutState::Paused && slots.contains(&slot))
 }
 
-/// True if an instance has failed and has no volume, which its successor would need.
+/// True if an instance has failed and has neither a volume nor an address of its own, which its successor would need.
 fn holds_nothing(workload: &Workload, instance: &Instance) -> bool {
     let version = workload.version_of(instance.version);
     instance.state == InstanceState::Failed
-        && version.is_some_and(|version| version.template.start.storage.is_empty())
+        && version.is_some_and(|version| {
+            let start = &version.template.start;
+            start.storage.is_empty() && start.networking.private_ip.is_empty()
+        })
 }
 
 /// True if the version of an instance has a health check.

@@ -63,7 +63,8 @@ impl Observer<'_, '_> {
             let Some(instance) = starting else { continue };
             let was_query = self.soft.was_query(uuid);
             // An answer with an effect counts again if that cannot be written.
-            if matches!(answer, Answer::There | Answer::Lost) {
+            let other_leads = answer == Answer::NotMaster;
+            if matches!(answer, Answer::There | Answer::Lost) || (was_query && other_leads) {
                 self.soft.settled(uuid);
             } else {
                 self.soft.answer(uuid, answer.clone());
@@ -75,6 +76,11 @@ impl Observer<'_, '_> {
                     continue;
                 }
                 Answer::Lost => continue,
+                // That a backup may not ask says nothing about the instance, which may be starting.
+                Answer::NotMaster if was_query => {
+                    self.soft.sent(uuid, true, self.draft.now());
+                    continue;
+                }
                 Answer::NotMaster => {
                     self.draft.gone(
                         instance,

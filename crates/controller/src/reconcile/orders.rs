@@ -240,6 +240,12 @@ pub(super) fn rollout(state: &State, name: &str, order: RolloutOrder) -> Result<
             workload.rollout.slots.clear();
             format!("the roll-out of {name} goes on")
         }
+        RolloutOrder::Pause if present == RolloutState::Back && workload.is_under_way() => {
+            return refused(&format!(
+                "it goes back to version {}, which is not paused",
+                workload.version
+            ));
+        }
         RolloutOrder::Pause => return refused("no roll-out is under way"),
         RolloutOrder::Resume => return refused("its roll-out is not paused"),
         // An order that is repeated, or comes after the roll-out went back by itself, must not go

@@ -220,6 +220,27 @@ fn a_check_that_fails_everywhere_replaces_one_instance_at_a_time() {
 }
 
 #[test]
+fn an_instance_that_was_never_healthy_has_failed_at_once_however_long_its_grace_was() {
+    let (mut bench, _) = steady(1);
+    for _ in 0..6 {
+        for one in bench.checked() {
+            bench.tell(one, HealthState::Starting);
+        }
+        bench.settle();
+        bench.wait(62);
+        for one in bench.checked() {
+            bench.tell(one, HealthState::Unhealthy);
+        }
+        bench.settle();
+        bench.wait(300);
+        bench.settle();
+    }
+    let instances = bench.core.state().instances.values();
+    let attempts = instances.map(|instance| instance.attempt).max();
+    assert!(attempts >= Some(4), "{attempts:?}: the pauses grow");
+}
+
+#[test]
 fn a_wrong_check_is_a_version_that_goes_back() {
     let mut bench = three();
     let mut spec = web(3, "a");

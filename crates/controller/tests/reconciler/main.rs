@@ -322,6 +322,19 @@ fn the_time_without_a_session_or_as_a_backup_does_not_count_for_a_step() {
     bench.settle();
     bench.wait(30);
     let commands = bench.settle();
+    assert!(
+        matches!(commands[..], [Command::Ask(asked)] if asked == second),
+        "{commands:?}"
+    );
+    let why = "it is not known".to_owned();
+    bench.core.handle_answer(
+        second,
+        Answer::NotStarted {
+            why,
+            is_its_fault: false,
+        },
+    );
+    let commands = bench.settle();
     assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
     assert_eq!(
         bench.workload().version,
@@ -531,6 +544,41 @@ fn pending_with(spec: serde_json::Value) -> (Bench, Uuid) {
     let uuid = *uuid;
     assert!(bench.settle().is_empty());
     (bench, uuid)
+}
+
+#[test]
+fn an_unwanted_instance_that_its_node_is_starting_blocks_its_slot() {
+    let (mut bench, old) = pending();
+    bench.apply(web(1, "b"));
+    bench.obeys = false;
+    for _ in 0..10 {
+        for command in bench.settle() {
+            assert!(!matches!(command, Command::Start(_)), "{command:?} beside {old}");
+        }
+        bench.wait(60);
+    }
+}
+
+#[test]
+fn that_another_controller_leads_says_nothing_about_an_instance_that_was_queried() {
+    let mut bench = Bench::new();
+    bench.apply(web(1, "a"));
+    let plan = bench.plan();
+    bench.core.handle_commit(plan.writes, 1);
+    let [Command::Start(start)] = &plan.commands[..] else {
+        panic!("{:?}", plan.commands)
+    };
+    let one = start.start.instance_uuid;
+    bench.obeys = false;
+    bench.wait(200);
+    let commands = bench.settle();
+    assert!(
+        matches!(commands[..], [Command::Ask(asked)] if asked == one),
+        "{commands:?}"
+    );
+    bench.core.handle_answer(one, Answer::NotMaster);
+    bench.settle();
+    assert!(bench.core.state().instances.contains_key(&one));
 }
 
 #[test]

@@ -221,6 +221,30 @@ fn the_last_three_failed_instances_of_a_slot_stay_on_their_node() {
 }
 
 #[test]
+fn an_address_of_its_own_is_free_before_the_successor_starts() {
+    let mut bench = Bench::new();
+    let mut spec = quick("a");
+    spec["start"]["tenant"] = "blue".into();
+    spec["start"]["networking"] = serde_json::json!({"private_ip": "10.0.0.2"});
+    bench.apply(spec);
+    bench.settle();
+    let first = *bench.seen.instances.keys().next().unwrap();
+    bench.fail("a");
+    bench.obeys = false;
+    bench.wait(300);
+    let commands = bench.settle();
+    assert!(
+        matches!(commands[..], [Command::Delete { instance, .. }] if instance == first),
+        "{commands:?}"
+    );
+    bench.obeys = true;
+    bench.carry_out(&commands[0]);
+    bench.wait(300);
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
+}
+
+#[test]
 fn each_row_has_the_tenant_of_its_instance_when_it_was_written() {
     let mut bench = Bench::new();
     let mut rows = Vec::new();
