@@ -1,6 +1,7 @@
 //! Updates the stored instances from answers and from the view, and adopts unknown instances.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -10,6 +11,9 @@ use super::plan::Draft;
 use super::soft::Soft;
 use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 
+/// The maximum number of instances that are to end at a time, of those that are adopted for that. A node may list
+/// any number with the labels of a workload, and each has rows in the history.
+const ADOPTED_TO_END: usize = 100;
 /// The retention of an instance that the scheduler does not have. A node that has it is expected to
 /// reconnect within this time.
 const LOST: Duration = Duration::from_secs(3600);
@@ -244,6 +248,9 @@ impl Observer<'_, '_> {
             .values()
             .filter(|instance| instance.wanted);
         let mut taken: BTreeSet<(String, u32)> = wanted.map(|i| (i.workload.clone(), i.slot)).collect();
+        let instances = self.draft.state().instances.values();
+        let ends = |instance: &&Arc<Instance>| !instance.wanted && instance.state == InstanceState::Running;
+        let mut room = ADOPTED_TO_END.saturating_sub(instances.filter(ends).count());
         for (uuid, seen) in strangers {
             let Some(labels) = &seen.labels else { continue };
             let Some(workload) = self.draft.state().workloads.get(&labels.workload) else {
@@ -253,6 +260,10 @@ impl Observer<'_, '_> {
             // deleted.
             let fits = !workload.deleting && (1..=workload.spec.slots()).contains(&labels.slot);
             let wanted = fits && taken.insert((labels.workload.clone(), labels.slot));
+            if !wanted && room == 0 {
+                continue;
+            }
+            room -= usize::from(!wanted);
             let version = workload
                 .versions
                 .iter()

@@ -220,6 +220,26 @@ fn adopted_instances_that_are_not_needed_are_deleted() {
 }
 
 #[test]
+fn a_node_that_lists_many_instances_without_a_slot_fills_no_history() {
+    let mut bench = Bench::new();
+    bench.apply(web(1, "a"));
+    bench.settle();
+    let known = bench.seen.instances.values().next().unwrap().clone();
+    for number in 0..5000 {
+        bench
+            .seen
+            .instances
+            .insert(Uuid::from_u128(0xbad_0000 + number), known.clone());
+    }
+    bench.obeys = false;
+    for _ in 0..5 {
+        bench.settle();
+        bench.wait(60);
+    }
+    assert_eq!(bench.core.state().instances.len(), 101);
+}
+
+#[test]
 fn a_roll_out_takes_one_step_after_the_other() {
     let mut bench = Bench::new();
     bench.apply(web(4, "a"));
