@@ -129,3 +129,23 @@ fn write(file: Option<&Path>, document: Option<&(Arc<Shared>, &'static str)>, co
     }
     written
 }
+
+#[cfg(test)]
+impl Keeper {
+    /// A keeper that writes nothing. Each write ends with the next result that the test sends.
+    pub(super) fn held() -> (Self, Sender<Written>) {
+        let (work, _) = bounded(2);
+        let (results, done) = bounded(2);
+        let writer = Writer {
+            work,
+            _thread: Joined::default(),
+            done,
+        };
+        let keeper = Self {
+            file: Some(PathBuf::new()),
+            writer: Some(writer),
+            ..Self::default()
+        };
+        (keeper, results)
+    }
+}

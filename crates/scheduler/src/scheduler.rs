@@ -439,6 +439,7 @@ impl Scheduler {
                 .into_iter()
                 .filter_map(|(from, frame)| Some((session(from)?, frame))),
         );
+        commands.extend(self.tenants.take_starts());
         let out = &mut Out::new(cx, &mut self.log);
         for (from, frame) in commands {
             self.following.park_or_refuse(out, &from, &frame);
@@ -717,11 +718,7 @@ impl Handler for Scheduler {
         for (from, frame, written) in proceeded.starts {
             let joined = written.map(|()| Some(frame.clone()));
             let joined = joined.map_err(|why| (StartFailureReason::FullCloud, why));
-            if self.term.as_ref().is_none_or(Term::is_leading) {
-                self.cluster.handle_joined(out, &from, &frame, joined);
-            } else {
-                self.following.park_or_refuse(out, &from, &frame);
-            }
+            self.cluster.handle_joined(out, &from, &frame, joined);
         }
         if !self.leads() {
             return self.following.expire(&mut Out::new(cx, &mut self.log));
@@ -804,3 +801,6 @@ impl ClusterHandler for Scheduler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::config::SchedulerError;
 use super::keeper::Keeper;
 use super::out::{Out, limited};
-use super::parking::with_trace_of;
+use super::parking::{detached, with_trace_of};
 use super::shared::{TENANTS, Written};
 use ipnet::Ipv4Net;
 use ssntp::payload::{Id, yaml};
@@ -57,8 +57,19 @@ type Pending = (SessionInfo, Due);
 #[derive(Debug)]
 enum Due {
     Answer(Answer),
-    /// A START, with the address of its instance; true if it was leased for this START.
-    Start(Frame, bool),
+    Start(WaitingStart),
+}
+
+/// A START that waits until the address of its instance is written.
+#[derive(Debug)]
+struct WaitingStart {
+    /// As its controller has sent it.
+    arrived: Frame,
+    /// With its address.
+    leased: Frame,
+    instance: Uuid,
+    /// True if the address was leased for this START.
+    is_new: bool,
 }
 
 /// What was due after a write, and its result: the instances whose addresses are free in the file as
@@ -574,7 +585,13 @@ impl TenantTable {
         }
         let joined = with_trace_of(frame, identified(&payload, &CommandSubject::of(frame).command_id));
         if self.keeper.is_durable() && (has_changed || self.is_changed || self.being_written.is_some()) {
-            self.waiting.push((from.clone(), Due::Start(joined, has_changed)));
+            let waiting = WaitingStart {
+                arrived: with_trace_of(frame, detached(frame)),
+                leased: joined,
+                instance: payload.start.instance_uuid,
+                is_new: has_changed,
+            };
+            self.waiting.push((from.clone(), Due::Start(waiting)));
             self.is_changed = true;
             self.write();
             return Ok(None);
@@ -652,6 +669,31 @@ impl TenantTable {
         freed
     }
 
+    /// Takes the STARTs that wait for the disk, as they arrived, and frees the addresses that were leased for
+    /// them: the write may fail, and the table of the next leader may not have them.
+    pub(super) fn take_starts(&mut self) -> Vec<(SessionInfo, Frame)> {
+        let mut taken = Vec::new();
+        for pending in self.being_written.iter_mut().chain([&mut self.waiting]) {
+            taken.extend(pending.extract_if(.., |(_, due)| matches!(due, Due::Start(_))));
+        }
+        let mut starts = Vec::new();
+        for (from, due) in taken {
+            if let Due::Start(start) = due {
+                self.give_back(&start);
+                starts.push((from, start.arrived));
+            }
+        }
+        starts
+    }
+
+    /// Frees the address that was leased for a START, if it was. The next write frees it in the file.
+    fn give_back(&mut self, start: &WaitingStart) {
+        if start.is_new && self.release(start.instance) {
+            self.freed.insert(start.instance);
+            self.is_changed = true;
+        }
+    }
+
     /// Answers the changes that have been written, and returns what else follows.
     pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>) -> Proceeded {
         let Some((done, result)) = self.take_written() else {
@@ -660,12 +702,10 @@ impl TenantTable {
         let mut proceeded = Proceeded::default();
         for (of, due) in done {
             match (due, &result) {
-                (Due::Start(start, _), Ok(_)) => proceeded.starts.push((of, start, Ok(()))),
-                (Due::Start(start, is_new), Err(why)) => {
-                    let instance = CommandSubject::of(&start).instance_uuid.uuid();
-                    // The next write frees it in the file.
-                    instance.filter(|_| is_new).map(|instance| self.release(instance));
-                    proceeded.starts.push((of, start, Err(why.clone())));
+                (Due::Start(start), Ok(_)) => proceeded.starts.push((of, start.leased, Ok(()))),
+                (Due::Start(start), Err(why)) => {
+                    self.give_back(&start);
+                    proceeded.starts.push((of, start.leased, Err(why.clone())));
                 }
                 (Due::Answer(answer), Ok(_)) => send(out, &of, &answer),
                 (Due::Answer(answer), Err(why)) => {

@@ -274,7 +274,7 @@ pub(super) fn own_controllers(cx: &Context<'_>) -> Vec<Uuid> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::messages::StartState;
     use crate::{Scheduler, SchedulerConfig};
@@ -358,7 +358,7 @@ mod tests {
     }
 
     /// A scheduler that acts with this token, in a cluster without others.
-    fn acts(shared: &Shared, token: u64, until: Instant) -> (Membership, Acting) {
+    pub(crate) fn acts(shared: &Shared, token: u64, until: Instant) -> (Membership, Acting) {
         let member = Member {
             uuid: Uuid::from_u128(1),
             incarnation: 1,
