@@ -205,8 +205,13 @@ impl Term {
         for intent in intents {
             match intent.node {
                 None => drop(self.intents.remove(&intent.instance)),
-                Some(_) if self.intents.len() >= MAX_INTENTS => {}
-                Some(_) => drop(self.intents.insert(intent.instance, intent)),
+                Some(_) => {
+                    // The limit is for new instances: an outdated intent would settle a START wrongly.
+                    let is_known = self.intents.contains_key(&intent.instance);
+                    if is_known || self.intents.len() < MAX_INTENTS {
+                        self.intents.insert(intent.instance, intent);
+                    }
+                }
             }
         }
     }
@@ -336,6 +341,25 @@ pub(super) mod tests {
         };
         assert_eq!(term.begin(acting, now), [], "they were those of an earlier term");
         assert!(!term.unfollow(server), "the loss of its link changes nothing");
+    }
+
+    #[test]
+    fn a_full_table_of_intents_takes_the_changes_of_those_that_it_has() {
+        let (mut term, node) = (Term::default(), Uuid::from_u128(1));
+        let intent = |instance: usize, state| Intent {
+            instance: Uuid::from_u128(instance as u128),
+            node: Some(node),
+            state,
+        };
+        term.store_intents(
+            (0..MAX_INTENTS)
+                .map(|at| intent(at, StartState::GivenUp))
+                .collect(),
+        );
+        term.store_intents(vec![intent(MAX_INTENTS, StartState::Answered)]);
+        assert_eq!(term.intents.len(), MAX_INTENTS);
+        term.store_intents(vec![intent(7, StartState::Answered)]);
+        assert_eq!(term.intents[&Uuid::from_u128(7)].state, StartState::Answered);
     }
 
     #[test]
