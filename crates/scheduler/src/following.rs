@@ -288,15 +288,10 @@ impl Following {
         };
         let (to, own_uuid) = (transfer.to, out.cx.uuid());
         let (mut remaining, mut own) = (PART, Vec::new());
-        let queued =
-            |out: &Out<'_, '_>, server: Uuid| out.cx.waiting(server).map_or(0, |waiting| waiting.bytes);
         loop {
-            if remaining == 0
-                || out
-                    .cx
-                    .servers()
-                    .any(|server| queued(out, server.uuid) > MAX_QUEUED)
-            {
+            let queued = |server: Uuid| out.cx.waiting(server).map_or(0, |waiting| waiting.bytes);
+            let links = out.cx.servers().map(|server| (server.uuid, queued(server.uuid)));
+            if remaining == 0 || must_pause(to, own_uuid, links) {
                 transfer.at = now + PAUSE;
                 return Transferred::Own(own, false);
             }
@@ -334,6 +329,12 @@ impl Following {
             Err(_) => Transferred::Failed(to),
         }
     }
+}
+
+/// True if a transfer waits for a link, of these with their queued bytes. One to another scheduler waits for
+/// its own link only. This scheduler sends what follows from its own reports over all links.
+fn must_pause(to: Uuid, own: Uuid, mut links: impl Iterator<Item = (Uuid, u64)>) -> bool {
+    links.any(|(server, queued)| queued > MAX_QUEUED && (to == own || to == server))
 }
 
 fn is_kept_event(kind: FrameKind) -> bool {
@@ -491,6 +492,18 @@ mod tests {
             assert_eq!(following.take_parked().len(), 2);
             assert!(is_passed(&mut following, &stop));
         });
+    }
+
+    #[test]
+    fn a_transfer_does_not_wait_for_a_slow_link_that_it_does_not_use() {
+        let [own, leader, slow] = [1, 2, 3].map(Uuid::from_u128);
+        let pauses = |to, of_leader| {
+            let links = [(leader, of_leader), (slow, MAX_QUEUED + 1)];
+            must_pause(to, own, links.into_iter())
+        };
+        assert!(!pauses(leader, MAX_QUEUED));
+        assert!(pauses(leader, MAX_QUEUED + 1));
+        assert!(pauses(own, 0), "it sends to all of them");
     }
 
     #[test]
