@@ -18,7 +18,7 @@ use super::relay::{self, Addressed};
 use super::reports::{Reports, without};
 use super::starts::{Handled, Starts};
 use super::streams::Streams;
-use super::tenants::TenantTable;
+use super::tenants::{Leased, TenantTable};
 use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
 use ssntp::server::{DisconnectReason, SessionInfo};
@@ -250,8 +250,8 @@ impl Cluster {
     ) {
         if frame.kind() == Command::START {
             if self.starts.handle_start(out, from, frame) == Handled::LacksAddress {
-                let joined = tenants.join(from, frame, |cnci| self.cncis.is_announced(cnci));
-                self.handle_joined(out, from, frame, joined);
+                let leased = tenants.lease_for(from, frame, |cnci| self.cncis.is_announced(cnci));
+                self.handle_leased(out, from, frame, leased);
             }
         } else if frame.kind().is_of_streams() {
             let instances = self.starts.instances();
@@ -269,16 +269,16 @@ impl Cluster {
     }
 
     /// Handles a START that has named a tenant: it is placed, waits for the disk, or is refused.
-    pub(super) fn handle_joined(
+    pub(super) fn handle_leased(
         &mut self,
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
         frame: &Frame,
-        joined: Result<Option<Frame>, (StartFailureReason, String)>,
+        leased: Result<Leased, (StartFailureReason, String)>,
     ) {
-        match joined {
-            Ok(Some(joined)) => self.starts.handle_joined(out, from, &joined),
-            Ok(None) => {}
+        match leased {
+            Ok(Leased::Start(leased)) => self.starts.handle_leased(out, from, &leased),
+            Ok(Leased::Waits(instance)) => self.starts.handle_waiting(instance),
             Err((reason, why)) => self.starts.refuse(out, from, frame, reason, &why),
         }
     }
@@ -555,7 +555,12 @@ impl Cluster {
             Some((tunnel.concentrator_uuid.uuid()?, node))
         });
         let tunnels: BTreeSet<_> = tunnels.collect();
-        for instance in self.starts.take_unused() {
+        let (left, refused) = self.starts.take_left();
+        // The node of an instance that an earlier scheduler started may not have connected yet.
+        let refused = refused
+            .into_iter()
+            .filter(|instance| !tenants.is_of_earlier(*instance));
+        for instance in left.into_iter().chain(refused.collect::<Vec<_>>()) {
             tenants.free(instance, is_shared);
         }
         self.cncis

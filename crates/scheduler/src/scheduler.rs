@@ -22,7 +22,7 @@ use super::out::{Out, limited};
 use super::pause::Pause;
 use super::peers::Peers;
 use super::shared::{CONFIGURATION, Shared, TENANTS};
-use super::tenants::TenantTable;
+use super::tenants::{Leased, TenantTable};
 use super::term::{Term, TermChange, is_linked, own_controllers};
 use ssntp::Role;
 use ssntp::payload::Servers;
@@ -716,9 +716,9 @@ impl Handler for Scheduler {
             self.cluster.starts().record_gone(instance);
         }
         for (from, frame, written) in proceeded.starts {
-            let joined = written.map(|()| Some(frame.clone()));
-            let joined = joined.map_err(|why| (StartFailureReason::FullCloud, why));
-            self.cluster.handle_joined(out, &from, &frame, joined);
+            let leased = written.map(|()| Leased::Start(frame.clone()));
+            let leased = leased.map_err(|why| (StartFailureReason::FullCloud, why));
+            self.cluster.handle_leased(out, &from, &frame, leased);
         }
         if !self.leads() {
             return self.following.expire(&mut Out::new(cx, &mut self.log));

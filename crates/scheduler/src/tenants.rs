@@ -72,6 +72,15 @@ struct WaitingStart {
     is_new: bool,
 }
 
+/// What became of a START that needs an address.
+#[derive(Debug)]
+pub(super) enum Leased {
+    /// The START with the address.
+    Start(Frame),
+    /// The START of this instance waits for the disk.
+    Waits(Uuid),
+}
+
 /// What was due after a write, and its result: the instances whose addresses are free in the file as
 /// well, or why it failed.
 type FinishedWrite = (Vec<Pending>, Result<BTreeSet<Uuid>, String>);
@@ -523,18 +532,18 @@ impl TenantTable {
         Some((done, Err(why)))
     }
 
-    /// Adds a lease to a START that names a tenant by its name or UUID, and no network. Returns the START, or
-    /// `None` if it waits for the disk; [`proceed`](Self::proceed) returns it then. `is_announced` is true
+    /// Adds a lease to a START that names a tenant by its name or UUID, and no network. If it waits for the
+    /// disk, [`proceed`](Self::proceed) returns it then. `is_announced` is true
     /// for the concentrators that run. A UUID of no tenant only marks the instance.
     ///
     /// # Errors
     /// The reason why its instance gets no address.
-    pub(super) fn join(
+    pub(super) fn lease_for(
         &mut self,
         from: &SessionInfo,
         frame: &Frame,
         is_announced: impl Fn(Uuid) -> bool,
-    ) -> Result<Option<Frame>, (StartFailureReason, String)> {
+    ) -> Result<Leased, (StartFailureReason, String)> {
         use StartFailureReason::{FullCloud, InvalidData, NoNetCn};
 
         let refused = |(refusal, why)| match refusal {
@@ -547,7 +556,7 @@ impl TenantTable {
         let mut tenants = self.table.tenants.iter();
         let is_it = |(name, record): &(&String, &Record)| *id == name.as_str() || *id == record.tenant_uuid;
         let Some((name, record)) = tenants.find(is_it) else {
-            let marked = id.uuid().map(|_| Some(frame.clone()));
+            let marked = id.uuid().map(|_| Leased::Start(frame.clone()));
             return marked.ok_or_else(|| (InvalidData, format!("there is no tenant {id:?}")));
         };
         let (ip, mac) = (start.networking.private_ip.parse(), &start.networking.vnic_mac);
@@ -570,11 +579,12 @@ impl TenantTable {
             ..Tenant::default()
         };
         let has_changed = self.lease(&asked).map_err(refused)?;
+        let instance = start.instance_uuid;
         if let Some((record, (_, ip))) = self
             .table
             .tenants
             .get(&asked.name)
-            .zip(self.instances.get(&start.instance_uuid))
+            .zip(self.instances.get(&instance))
         {
             start.tenant_uuid = record.tenant_uuid.into();
             start.networking.concentrator_uuid = record.concentrator_uuid.into();
@@ -583,20 +593,20 @@ impl TenantTable {
             start.networking.subnet_key = record.key.to_string();
             start.networking.private_ip = ip.to_string();
         }
-        let joined = with_trace_of(frame, identified(&payload, &CommandSubject::of(frame).command_id));
+        let leased = with_trace_of(frame, identified(&payload, &CommandSubject::of(frame).command_id));
         if self.keeper.is_durable() && (has_changed || self.is_changed || self.being_written.is_some()) {
             let waiting = WaitingStart {
                 arrived: with_trace_of(frame, detached(frame)),
-                leased: joined,
-                instance: payload.start.instance_uuid,
+                leased,
+                instance,
                 is_new: has_changed,
             };
             self.waiting.push((from.clone(), Due::Start(waiting)));
             self.is_changed = true;
             self.write();
-            return Ok(None);
+            return Ok(Leased::Waits(instance));
         }
-        Ok(Some(joined))
+        Ok(Leased::Start(leased))
     }
 
     /// Handles a Tenant of a controller, unless `in_use` says why the address of its instance is in

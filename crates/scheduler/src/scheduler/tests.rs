@@ -11,7 +11,7 @@ use crate::term::tests::acts;
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp_payload::{
     ConcentratorInstanceAdded, Ready, Start, StartFailure, StartFailureReason as Failure, Tenant,
-    TenantAction, TenantEntry,
+    TenantAction, TenantEntry, TenantRefusal, Tenants,
 };
 
 const CNCI: Uuid = Uuid::from_u128(2);
@@ -147,6 +147,34 @@ impl Rig {
         // Any frame makes the scheduler take up the view.
         self.send_ready();
     }
+}
+
+/// An instance whose UUID is taken is not told as refused, and keeps its address.
+#[test]
+fn a_start_that_waits_for_the_disk_is_neither_refused_nor_loses_its_address() {
+    let mut rig = Rig::new(false);
+    let instance = rig.start(7);
+    // A controller asks what became of it, without naming the tenant, for a node that does not exist.
+    let mut question = Start {
+        instance_uuid: instance,
+        ..Start::default()
+    };
+    question.requirements.node_id = Uuid::from_u128(99).into();
+    rig.test.receive(rig.controller, &Frame::of(&question));
+    assert_eq!(rig.failed(), [(instance, Failure::AlreadyRunning)]);
+    rig.ask(TenantAction::Release, instance);
+    let answers = rig.test.sent_to(rig.controller);
+    let answer: Tenants = answers[0].payload().unwrap();
+    assert_eq!(answer.reason, TenantRefusal::InUse);
+    rig.end_write(Written::Done);
+    let successor = rig.start(8);
+    rig.end_write(Written::Done);
+    rig.send_ready();
+    let expected = [(instance, "10.1.0.2"), (successor, "10.1.0.3")];
+    assert_eq!(
+        rig.started(),
+        expected.map(|(instance, ip)| (instance, ip.to_owned()))
+    );
 }
 
 #[test]

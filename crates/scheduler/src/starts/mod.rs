@@ -84,8 +84,11 @@ pub(crate) struct Starts {
     instances: Instances,
     moves: Moves,
     figures: StartFigures,
-    /// The instances that may no longer exist. Their addresses are free then.
-    maybe_gone: Vec<Uuid>,
+    /// The instances that have left their nodes. Unless they are taken again, their addresses are free.
+    left: Vec<Uuid>,
+    /// The instances whose STARTs were refused before a node had them. A node that this scheduler does not
+    /// know yet may have them nevertheless.
+    refused: Vec<Uuid>,
 }
 
 impl Starts {
@@ -96,7 +99,8 @@ impl Starts {
             instances: Instances::new(config.in_flight, config.starts),
             moves: Moves::default(),
             figures: StartFigures::default(),
-            maybe_gone: Vec::new(),
+            left: Vec::new(),
+            refused: Vec::new(),
         }
     }
 
@@ -145,7 +149,7 @@ impl Starts {
             }
             // The former leader may have ended before the address was free in the engine.
             if intent.node == Some(LOST) {
-                self.maybe_gone.push(intent.instance);
+                self.left.push(intent.instance);
             }
         }
         self.instances.adopt(intents, is_connected, has_address, now);
@@ -170,12 +174,16 @@ impl Starts {
         gone
     }
 
-    /// The instances that have gone since the last call, so that their addresses are free.
-    pub(crate) fn take_unused(&mut self) -> Vec<Uuid> {
-        let mut unused = std::mem::take(&mut self.maybe_gone);
-        // A node may have the instance or still start it.
-        unused.retain(|instance| self.instances.taken(*instance).is_none());
-        unused
+    /// The instances that have left their nodes since the last call, so that their addresses are free; and
+    /// those whose STARTs were refused, which only a node that has not reported yet may have.
+    pub(crate) fn take_left(&mut self) -> (Vec<Uuid>, Vec<Uuid>) {
+        let not_taken = |mut instances: Vec<Uuid>| {
+            // A node may have the instance or still start it.
+            instances.retain(|instance| self.instances.taken(*instance).is_none());
+            instances
+        };
+        let (left, refused) = (std::mem::take(&mut self.left), std::mem::take(&mut self.refused));
+        (not_taken(left), not_taken(refused))
     }
 
     /// The instances that have come to a node or left one since the last call, each with that node.
@@ -188,7 +196,7 @@ impl Starts {
         if let Some(pending) = self.instances.lost(instance) {
             self.handle_lost(out, instance, &pending);
         }
-        self.maybe_gone.push(instance);
+        self.left.push(instance);
     }
 
     /// Records once more that an instance is gone.
@@ -252,10 +260,16 @@ impl Starts {
         Handled::Done
     }
 
+    /// The START of an instance waits until its address is written. Until then the instance is taken.
+    pub(crate) fn handle_waiting(&mut self, instance: Uuid) {
+        self.instances.park(instance);
+    }
+
     /// Handles a START whose instance has an address now, or needs none.
-    pub(crate) fn handle_joined(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+    pub(crate) fn handle_leased(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
         if let Ok(start) = UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
-            // The same START may have arrived twice while the address was written.
+            self.instances.unpark(start.instance);
+            // A node may have listed the instance while the address was written.
             if self.instances.taken(start.instance).is_some() {
                 self.refuse_taken(out, &start);
             } else {
@@ -275,6 +289,7 @@ impl Starts {
     ) {
         if let Ok(start) = UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
             self.figures.failed(reason.word(), start.received, out.now());
+            self.instances.unpark(start.instance);
             let mut failure = start.failure(reason);
             failure.detail = excerpt(&why).to_string();
             out.tell_controllers(&failure);
@@ -346,8 +361,8 @@ impl Starts {
     fn refuse_start(&mut self, out: &mut Out<'_, '_>, start: &UnplacedStart, reason: StartFailureReason) {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.figures.failed(reason.word(), start.received, out.now());
-        self.instances.refused(start.instance);
-        self.maybe_gone.push(start.instance);
+        self.instances.unpark(start.instance);
+        self.refused.push(start.instance);
         let mut failure = start.failure(reason);
         if failure.reason == StartFailureReason::FullCloud {
             failure.detail = self.placement.missing(&start.needs).unwrap_or_default();
@@ -493,7 +508,7 @@ impl Starts {
     fn handle_lost(&mut self, out: &mut Out<'_, '_>, instance: Uuid, pending: &PendingStart) {
         let node = pending.allocation.node;
         self.figures.failed("no_answer", pending.received, out.now());
-        self.maybe_gone.push(instance);
+        self.left.push(instance);
         limited!(warn, out, node, "STARTs lost";
             "START of {instance}: node {node} has not reported its outcome");
         let failure = StartFailure {
@@ -540,20 +555,22 @@ impl Starts {
         for instance in report.gone {
             // Usually InstanceStopped has moved it before, but that event may be lost.
             self.move_on(out, instance);
-            self.maybe_gone.push(instance);
+            self.left.push(instance);
         }
     }
 
     /// Handles InstanceStopped (`is_kept`) or InstanceDeleted of the node to which an instance
     /// belongs.
     pub(crate) fn handle_ended(&mut self, out: &mut Out<'_, '_>, instance: Uuid, is_kept: bool) {
+        // Any node may send this about an instance that this scheduler does not know.
+        let was_known = self.instances.node_of(instance).is_some();
         if let Some(received) = self.instances.ended(instance, is_kept) {
             self.figures.started(received, out.now());
         }
         if is_kept {
             self.move_on(out, instance);
-        } else {
-            self.maybe_gone.push(instance);
+        } else if was_known {
+            self.left.push(instance);
         }
     }
 
@@ -567,7 +584,7 @@ impl Starts {
     pub(crate) fn handle_no_instance(&mut self, instance: Uuid) -> bool {
         let was_given_up = self.instances.free_given_up(instance);
         if was_given_up {
-            self.maybe_gone.push(instance);
+            self.left.push(instance);
         }
         was_given_up
     }
@@ -600,6 +617,8 @@ impl Starts {
             failure.reason,
             StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
         );
+        // As for InstanceDeleted.
+        let was_known = self.instances.node_of(instance).is_some();
         match self.instances.failed(instance, node, &failure.reason) {
             StartFailed::Answer(pending) => {
                 // If another node accepts the START, it is not answered yet.
@@ -637,8 +656,8 @@ impl Starts {
             StartFailed::Foreign => return false,
         }
         // The node may have an instance that its STATS have not listed yet.
-        if !failure.reason.node_has_instance() {
-            self.maybe_gone.push(instance);
+        if was_known && !failure.reason.node_has_instance() {
+            self.left.push(instance);
         }
         true
     }

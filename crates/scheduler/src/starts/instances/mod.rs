@@ -66,7 +66,7 @@ const MAX_ANSWERED: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Its START waits for a node.
+    /// Its START waits for a node, or for the disk.
     Parked,
     /// Its START was sent to its node.
     Starting(PendingStart),
@@ -382,10 +382,11 @@ impl Instances {
         self.by_uuid.entry(instance).or_insert(Entry { node, state });
     }
 
-    /// Removes an instance whose START is refused. A START that was not parked has no entry.
-    pub(super) fn refused(&mut self, instance: Uuid) {
+    /// Removes an instance whose START no longer waits: it is placed or refused now. A START that did not
+    /// wait has no entry.
+    pub(super) fn unpark(&mut self, instance: Uuid) {
         if matches!(self.state(instance), Some(State::Parked)) {
-            self.remove(instance);
+            self.by_uuid.remove(&instance);
         }
     }
 
