@@ -55,6 +55,8 @@ pub(crate) struct MadeUp {
     pub(crate) orders: Mutex<Vec<String>>,
     /// Who gave each of these orders.
     pub(crate) actors: Mutex<Vec<String>>,
+    /// The refused orders, and who gave them.
+    pub(crate) refused: Mutex<Vec<String>>,
     /// The specs of the last order to apply.
     pub(crate) specs: Mutex<Vec<Spec>>,
     /// Those who follow the output of an instance.
@@ -146,6 +148,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         kept: Arc::default(),
         orders: Mutex::default(),
         actors: Mutex::default(),
+        refused: Mutex::default(),
         specs: Mutex::default(),
         writers: Mutex::default(),
         waiting: Arc::default(),
@@ -585,6 +588,10 @@ impl Source for MadeUp {
             UserRequest::Delete(workload) => {
                 self.note(actor, format!("delete {workload}"));
                 Err(Refused::NotFound(workload))
+            }
+            UserRequest::NoteRefused(text) => {
+                self.refused.lock().unwrap().push(format!("{text}: by {actor}"));
+                Ok((8, Vec::new()))
             }
             UserRequest::Rollout(workload, order) => {
                 self.note(actor, format!("{order:?} {workload}"));

@@ -59,6 +59,8 @@ pub enum UserRequest {
     Delete(String),
     /// Revert, pause or resume the roll-out of the workload with this name.
     Rollout(String, RolloutOrder),
+    /// Only write into the history that an order was refused: the order, and the reason.
+    NoteRefused(String),
 }
 
 /// A request that waits for the thread.

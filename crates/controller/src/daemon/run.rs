@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::handle::{Call, Handle, Health, Outcome, Snapshot, UserRequest};
 use super::seen::{Names, RowLimit, connected, event, figures, moved, seen};
 use crate::clock::unix_ms;
-use crate::model::{State, Write, short};
+use crate::model::{Event, State, Write, short};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::Store;
 use ssntp::proto::ErrorCode;
@@ -283,11 +283,23 @@ impl Run {
             UserRequest::Apply { specs, dry_run: true } => (self.core.apply(specs)?.0, Vec::new()),
             UserRequest::Delete(name) => (Vec::new(), self.core.delete(&name)?),
             UserRequest::Rollout(name, order) => (Vec::new(), self.core.rollout(&name, order)?),
+            UserRequest::NoteRefused(text) => {
+                let kind = "refused";
+                let event = Event {
+                    kind,
+                    text,
+                    ..Event::default()
+                };
+                (Vec::new(), vec![Write::Event(event)])
+            }
         };
         for write in &mut writes {
             if let Write::Event(event) = write {
                 event.actor = Some(actor.to_owned()).filter(|actor| !actor.is_empty());
-                info!(target: AUDIT, "by an order of {actor:?}: {}", excerpt(&event.text));
+                // What refuses an order has logged it.
+                if event.kind != "refused" {
+                    info!(target: AUDIT, "by an order of {actor:?}: {}", excerpt(&event.text));
+                }
             }
         }
         if writes.is_empty() {

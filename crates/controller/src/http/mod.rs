@@ -49,7 +49,7 @@ use self::live::Live;
 use self::programs::Programs;
 use self::sight::{Door, Sight};
 pub use self::tokens::{Right, Token, TokenError, Tokens};
-use crate::daemon::Handle;
+use crate::daemon::{Handle, UserRequest};
 use crate::page;
 use crate::page::params::Params;
 use crate::page::scene::{Missing, Scene};
@@ -261,7 +261,7 @@ impl Service for Routes {
         }
         let client = self.access.client(request);
         if let Err(refused) = &client {
-            self.audit(request, "", refused);
+            self.audit("client", request, "", refused);
         }
         match (client, is_api) {
             (Err(refused), true) => Answer::from(refused).into(),
@@ -289,29 +289,42 @@ impl Service for Routes {
 }
 
 impl Routes {
-    /// The answer to a program, whose refused orders are logged.
+    /// The answer to a program, whose refused orders are in the log and the history.
     fn ordered(&self, request: &Request, client: &Client) -> programs::Found {
-        let answer = self.programs.reply(request, client, &self.door.open(client));
+        let sight = self.door.open(client);
+        let answer = self.programs.reply(request, client, &sight);
+        // A wrong request is the client's own concern; one without the right, or against the present state, is not.
         let is_order = !matches!(request.method.as_str(), "GET" | "HEAD") && !programs::is_dry_run(request);
         if let Err(refused) = &answer
             && is_order
+            && matches!(refused.code, 403 | 409)
+            && let Some(text) = self.audit("order", request, &client.name, refused)
         {
-            self.audit(request, &client.name, refused);
+            // The client gets the reason also if the history cannot be written.
+            let _ = sight.request(&client.name, UserRequest::NoteRefused(text));
         }
         answer
     }
 
-    /// Logs that a client is refused, such as one with a wrong token.
-    fn audit(&self, request: &Request, client: &str, refused: &Refused) {
+    /// Logs that a client is refused, such as one with a wrong token. Returns the text, unless there were too many.
+    fn audit(
+        &self,
+        kind: &'static str,
+        request: &Request,
+        client: &str,
+        refused: &Refused,
+    ) -> Option<String> {
         let Request { method, path, .. } = request;
         let by = if client.is_empty() {
             String::new()
         } else {
             format!(" by {client:?}")
         };
-        if let Some(more) = locked(&self.audit).admit((), "refused", now()) {
-            warn!(target: AUDIT, "{method} {}{by} was refused: {}{more}", excerpt(path), refused.why);
-        }
+        let more = locked(&self.audit).admit((), kind, now())?;
+        let what = format!("{method} {}", excerpt(path));
+        let why = format!("was refused: {}{more}", excerpt(&refused.why));
+        warn!(target: AUDIT, "{what}{by} {why}");
+        Some(format!("{what} {why}"))
     }
 
     fn page(&self, request: &Request, client: &Client, sight: &Sight) -> Answer {

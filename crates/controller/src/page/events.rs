@@ -7,9 +7,9 @@ use crate::clock::time;
 use crate::model::Row;
 use crate::store::Query;
 
-const KINDS: [&str; 15] = [
+const KINDS: [&str; 16] = [
     "applied", "deleted", "rollout", "starting", "running", "ended", "gone", "lost", "failed", "adopted",
-    "state", "node", "session", "tenant", "trace",
+    "state", "node", "session", "tenant", "trace", "refused",
 ];
 /// The maximum number of rows that one search reads, so that it does not read the history of a whole year.
 const MOST_SEARCHED: usize = 20_000;

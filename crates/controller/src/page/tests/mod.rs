@@ -365,6 +365,7 @@ fn the_links_to_kinds_of_rows_are_exactly_the_kinds_that_are_written() {
         include_str!("../../reconcile/decide.rs"),
         include_str!("../../reconcile/orders.rs"),
         include_str!("../../daemon/seen.rs"),
+        include_str!("../../daemon/run.rs"),
     ];
     for kind in &linked {
         let quoted = format!("\"{kind}\"");
