@@ -47,7 +47,7 @@ use ssntp_http::{Answer, Http, HttpConfig, HttpError, Limits, Refused, Reply, Re
 use self::access::{Access, COOKIE, Client, Trusts};
 use self::live::Live;
 use self::programs::Programs;
-use self::sight::{Door, Sight};
+use self::sight::Sight;
 pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::daemon::{Handle, UserRequest};
 use crate::page;
@@ -160,7 +160,7 @@ impl Api {
         let access = Access::new(config.tokens, config.login, config.is_private, trusts);
         let routes = Arc::new(Routes {
             programs: Programs::new(access.clone()),
-            door: Door::new(source, sampler.sampled()),
+            sight: Sight::whole(source, sampler.sampled()),
             access,
             large: Arc::default(),
             waiting: Arc::default(),
@@ -223,7 +223,7 @@ impl Drop for Api {
 
 #[derive(Debug)]
 struct Routes {
-    door: Door,
+    sight: Sight,
     access: Access,
     programs: Programs,
     /// Each large answer holds a clone, so the count of clones is the number of large answers.
@@ -282,7 +282,7 @@ impl Service for Routes {
                 Err(refused) => Answer::from(refused).into(),
             },
             (Ok(Some(client)), false) => self
-                .bounded(self.page(request, &client, &self.door.open(&client)))
+                .bounded(self.page(request, &client, &self.sight.of(&client)))
                 .into(),
         }
     }
@@ -291,7 +291,7 @@ impl Service for Routes {
 impl Routes {
     /// The answer to a program, whose refused orders are in the log and the history.
     fn ordered(&self, request: &Request, client: &Client) -> programs::Found {
-        let sight = self.door.open(client);
+        let sight = self.sight.of(client);
         let answer = self.programs.reply(request, client, &sight);
         // A wrong request is the client's own concern; one without the right, or against the present state, is not.
         let is_order = !matches!(request.method.as_str(), "GET" | "HEAD") && !programs::is_dry_run(request);
@@ -357,7 +357,7 @@ impl Routes {
 
     /// Everybody may ask whether the controller works, so the answer says no more.
     fn health(&self) -> Answer {
-        let (code, text) = if self.door.stores() {
+        let (code, text) = if self.sight.stores() {
             (200, "ok\n")
         } else {
             (

@@ -17,18 +17,11 @@ use ssntp::payload::SessionEntry;
 use ssntp_http::Refused;
 use ssntp_payload::TenantEntry;
 
-/// The daemon, before it is known who asks.
-#[derive(Debug)]
-pub(super) struct Door {
-    source: Arc<dyn Source>,
-    pictures: Arc<Sampled<Picture>>,
-}
-
 /// The daemon as a client sees it: all of it, or what belongs to a tenant.
 ///
 /// To a tenant belong the workloads whose spec names it, their versions and instances that do, and the rows
 /// that were about these when they were written. Of the nodes of these instances it is shown whether they report.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sight {
     source: Arc<dyn Source>,
     pictures: Arc<Sampled<Picture>>,
@@ -41,9 +34,14 @@ pub(super) fn unavailable(why: String) -> Refused {
     Refused::new(503, why)
 }
 
-impl Door {
-    pub(super) fn new(source: Arc<dyn Source>, pictures: Arc<Sampled<Picture>>) -> Self {
-        Self { source, pictures }
+impl Sight {
+    /// All of the daemon, before it is known who asks.
+    pub(super) fn whole(source: Arc<dyn Source>, pictures: Arc<Sampled<Picture>>) -> Self {
+        Self {
+            source,
+            pictures,
+            tenant: None,
+        }
     }
 
     /// True if the database can be written.
@@ -51,16 +49,14 @@ impl Door {
         self.source.kept().health.store.is_ok()
     }
 
-    pub(super) fn open(&self, client: &Client) -> Sight {
-        Sight {
-            source: Arc::clone(&self.source),
-            pictures: Arc::clone(&self.pictures),
+    /// What this client may see of it.
+    pub(super) fn of(&self, client: &Client) -> Self {
+        Self {
             tenant: client.tenant.clone(),
+            ..self.clone()
         }
     }
-}
 
-impl Sight {
     /// The reason why a tenant's reader does not get what is the cluster's.
     fn refused(&self) -> Result<(), String> {
         let why = |tenant| format!("the token is limited to what tenant {tenant} has");
