@@ -260,6 +260,13 @@ fn add_node(
         }
         stats.instances.push(one);
     }
+    if stats.status == NodeStatus::Stale {
+        let earlier = Stats {
+            status: NodeStatus::Ready,
+            ..stats.clone()
+        };
+        view.apply(&Frame::of(&earlier), ago(95));
+    }
     // The STATS of the node that is gone are from the time before.
     let age = if index == 2 { 250 } else { u64::from(index % 29) };
     view.apply(&Frame::of(&stats), ago(age));

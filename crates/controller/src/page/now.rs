@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::html::{Html, Show, html};
 use super::params::encode;
 use super::scene::{Made, Scene};
-use super::words::{Badge, Bytes, Grade, short};
+use super::words::{Badge, Bytes, Grade};
 use super::{instances, nodes, tenants, workloads};
 use crate::clock::time;
 
@@ -25,9 +25,14 @@ struct Trouble {
     /// The address of a page with more about it.
     to: String,
     named: Vec<Html>,
-    /// A command that ends it, or shows more about it.
-    command: String,
+    /// What happened, a line each.
+    lines: Vec<Html>,
+    /// A command, and what it is for.
+    command: (&'static str, String),
 }
+
+const TO_LOOK: &str = "look";
+const TO_END_IT: &str = "end it";
 
 impl Trouble {
     fn new(grade: Grade, to: &str, what: &(impl Show + ?Sized)) -> Self {
@@ -36,7 +41,8 @@ impl Trouble {
             what: shown(what),
             to: to.to_owned(),
             named: Vec::new(),
-            command: String::new(),
+            lines: Vec::new(),
+            command: (TO_LOOK, String::new()),
         }
     }
 }
@@ -77,8 +83,12 @@ pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Made {
                 }
                 html!(main; "</p>");
             }
-            if !problem.command.is_empty() {
-                html!(main; "<p><code>" {problem.command} "</code></p>");
+            for line in &problem.lines {
+                html!(main; "<p>" {*line} "</p>");
+            }
+            let (purpose, command) = &problem.command;
+            if !command.is_empty() {
+                html!(main; "<p>" {*purpose} ": <code>" {command} "</code></p>");
             }
             html!(main; "</div></li>");
         }
@@ -165,11 +175,11 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         let mut problem = Trouble::new(grade, &format!("/workloads/{}", encode(name)), &what);
         // Each costs a query.
         if problems.len() < NAMED {
-            problem.named = last_changes(scene, name);
+            problem.lines = last_changes(scene, name);
         }
         problem.command = match word {
-            "paused" => format!("ssntp ctl rollout {name} --resume"),
-            _ => format!("ssntp ctl get {name}"),
+            "paused" => (TO_END_IT, format!("ssntp ctl rollout {name} --resume")),
+            _ => (TO_LOOK, format!("ssntp ctl get {name}")),
         };
         problems.push(problem);
     }
@@ -200,7 +210,7 @@ fn together(
     to: &str,
     (one, many): (&str, &str),
     named: Vec<Html>,
-    command: String,
+    command: (&'static str, String),
 ) {
     let what = match named.len() {
         0 => return,
@@ -237,17 +247,18 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
             let mut out = shown(&scene.node(node.uuid));
             match (word, node.seen) {
                 ("gone", _) => html!(&mut out; " (" {scene.age(node.since)} ")"),
-                ("late", Some(seen)) => html!(&mut out; " (heard " {scene.age(seen)} ")"),
+                ("late", Some(seen)) => {
+                    html!(&mut out; " (heard " {scene.age(seen)} ", every " {node.stats.interval} " s)");
+                }
                 _ => {}
             }
             out
         });
-        let verb = if word == "maintenance" {
-            "restore"
-        } else {
-            "describe"
+        let (purpose, verb) = match word {
+            "maintenance" => (TO_END_IT, "restore"),
+            _ => (TO_LOOK, "describe"),
         };
-        let first = nodes.first().map(|node| short(node.uuid));
+        let first = nodes.first().map(|node| scene.picture.view.beginning(node.uuid));
         let command = first.map(|first| format!("ssntp ctl {verb} {first}"));
         let to = format!("/nodes?state={word}");
         together(
@@ -256,7 +267,7 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
             &to,
             words,
             named.collect(),
-            command.unwrap_or_default(),
+            (purpose, command.unwrap_or_default()),
         );
     }
 }
@@ -267,7 +278,9 @@ fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         let found: Vec<_> = all.iter().filter(|instance| instance.state().1 == word).collect();
         let named = found.iter().map(|instance| shown(&instance.link())).collect();
         let verb = if word == "failed" { "logs" } else { "describe" };
-        let first = found.first().map(|instance| short(instance.link().uuid));
+        let first = found
+            .first()
+            .map(|instance| scene.picture.view.beginning(instance.link().uuid));
         let command = first.map(|first| format!("ssntp ctl {verb} {first}"));
         let to = format!("/instances?state={}", encode(word));
         together(
@@ -276,7 +289,7 @@ fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
             &to,
             words,
             named,
-            command.unwrap_or_default(),
+            (TO_LOOK, command.unwrap_or_default()),
         );
     }
 }
@@ -289,7 +302,7 @@ fn of_tenants(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let lost = all.iter().filter(|row| row.state().0 == Grade::Bad);
     let named = lost.map(|row| shown(&row.tenant.name)).collect();
     let words = ("tenant has no concentrator", "tenants have no concentrator");
-    let command = "ssntp ctl tenant list".to_owned();
+    let command = (TO_LOOK, "ssntp ctl tenant list".to_owned());
     together(problems, Grade::Bad, "/tenants", words, named, command);
 }
 
@@ -318,7 +331,7 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         "/sessions?sort=-waiting",
         words,
         named.collect(),
-        "ssntp ctl sessions".to_owned(),
+        (TO_LOOK, "ssntp ctl sessions".to_owned()),
     );
 }
 

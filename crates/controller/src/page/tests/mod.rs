@@ -124,9 +124,10 @@ fn the_first_page_lists_problems_and_the_last_changes() {
         "in 9 d",
         // Since when, who did it, and what to type.
         "workload worker is paused (by token alice)",
-        "<code>ssntp ctl rollout worker --resume</code>",
+        "end it: <code>ssntp ctl rollout worker --resume</code>",
         "<code>ssntp ctl get api</code>",
-        "<code>ssntp ctl describe 5be1c0de</code>",
+        "look: <code>ssntp ctl describe 5be1c0de-0000-3dde-0000-000000000000</code>",
+        "(heard <time",
         "</a> (<time",
     ] {
         assert!(page.contains(wrong), "{wrong}: {page}");
