@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  join.key ─▶ TLS to a server with the token's authority ─▶ request, answer ─▶ ca.pem ─▶ node.pem ─▶ no join.key
-//!  node.pem at two thirds of its life ─▶ RenewCertificate over the session ─▶ node.pem ─▶ ClientHandle::renew
+//!  node.pem at two thirds of its life ─▶ renew.key ─▶ RenewCertificate over the session ─▶ node.pem ─▶ no renew.key
+//!                                                                                            └─▶ ClientHandle::renew
 //! ```
 //!
 //! Each file is written in one step, in this order, so a process that ends between two steps joins again with the same
-//! key, and gets the same certificate. `node.pem` holds the certificate, its issuer's and the key, so a renewal
+//! key, and gets the same certificate; so does one that renews. `node.pem` holds the certificate, its issuer's and the key, so a renewal
 //! replaces all three in one step.
 
 use std::fs;
@@ -84,6 +85,11 @@ impl NodeFiles {
         self.0.join("join.key")
     }
 
+    /// The new key of a renewal that is not complete.
+    fn renewal_key(&self) -> PathBuf {
+        self.0.join("renew.key")
+    }
+
     /// Loads identity and trust. Blocks on the disk.
     ///
     /// # Errors
@@ -127,13 +133,17 @@ impl NodeFiles {
         Ok(is_due)
     }
 
-    /// Asks the server for the certificate that follows `before`, for a new key, and saves both.
+    /// Asks the server for the certificate that follows `before`, for a new key, and saves both. The key is kept until
+    /// then, because the server gives one key the same certificate again, and one node only so many.
     fn follow(&self, client: &ClientHandle, before: &Identity, trust: &Trust) -> Result<Identity, JoinError> {
-        let key = node_key()?;
+        let pending = self.renewal_key();
+        let key = key_at(&pending)?;
         let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, signing_request(&key, "the new key")?);
         let answer = client.request(frame, ANSWER)?;
         let chain = String::from_utf8_lossy(answer.payload_bytes());
-        self.save(&chain, &key, trust, before.roles(), before.uuid())
+        let renewed = self.save(&chain, &key, trust, before.roles(), before.uuid())?;
+        let _ = fs::remove_file(pending);
+        Ok(renewed)
     }
 
     /// Replaces certificate and key in one step, if the certificate is what was asked for: `roles`, and `uuid` if it is
@@ -240,7 +250,7 @@ impl Join {
             }
             Err(e) => return Err(e.into()),
         }
-        let key = self.key()?;
+        let key = key_at(&files.pending_key())?;
         let request = message(
             &self
                 .token
@@ -280,19 +290,6 @@ impl Join {
             return Ok(self.files.clone());
         }
         Err(JoinError::OtherCluster(self.files.authority()))
-    }
-
-    /// The key of an earlier attempt, or a new one, which is on the disk when this returns.
-    fn key(&self) -> Result<String, Error> {
-        let path = self.files.pending_key();
-        match fs::read_to_string(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let key = node_key()?;
-                write(&path, &key)?;
-                Ok(key)
-            }
-            read => read.map_err(|source| Error::Read { path, source }),
-        }
     }
 
     /// Sends the request at one address after the other, with a time for each, until a server of the token's
@@ -397,6 +394,21 @@ impl JoinError {
             }
             _ => false,
         }
+    }
+}
+
+/// The key of an earlier attempt in this file, or a new one, which is on the disk when this returns.
+fn key_at(path: &Path) -> Result<String, Error> {
+    match fs::read_to_string(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let key = node_key()?;
+            write(path, &key)?;
+            Ok(key)
+        }
+        read => read.map_err(|source| Error::Read {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 

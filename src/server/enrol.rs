@@ -34,12 +34,13 @@ pub trait EnrolmentStore: Send + Sync {
     /// [`JoinRefusal::Unavailable`] if it is not known whether both are stored.
     fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal>;
 
-    /// Stores the certificate that follows `before`, before the node gets it. The certificate `before` stays
+    /// Stores the certificate that follows `before`, before the node gets it, and returns it. If the node lost an
+    /// answer, returns the one that [repeats](Enrolled::repeats) it, and stores nothing. The certificate `before` stays
     /// valid until its end.
     ///
     /// # Errors
     /// [`JoinRefusal::NotRenewable`], for example if `before` is to be revoked; [`JoinRefusal::Unavailable`].
-    fn renew(&self, before: &CertificateInfo, enrolled: &Enrolled) -> Result<(), JoinRefusal>;
+    fn renew(&self, before: &CertificateInfo, renewed: &Enrolled) -> Result<Enrolled, JoinRefusal>;
 }
 
 /// Lets nodes join with tokens, and renews their certificates over their sessions: see
@@ -130,9 +131,8 @@ impl Enrolment {
             return refused("the certificate is valid for more than half of its life");
         }
         let signing = SigningRequest::from_pem(&String::from_utf8_lossy(request))?;
-        let enrolled = self.issuer().issue(&signing, before.roles, uuid, self.lifetime)?;
-        self.store.renew(before, &enrolled)?;
-        Ok(enrolled)
+        let renewed = self.issuer().issue(&signing, before.roles, uuid, self.lifetime)?;
+        self.store.renew(before, &renewed)
     }
 }
 

@@ -455,7 +455,7 @@ fn a_process_that_ends_after_any_step_joins_again_with_the_same_certificate() {
     assert_eq!(word(other), "used");
 }
 
-/// A store that loses its first answers after it has stored, and before.
+/// A store that loses its first answers to joins after it has stored, and before, and its first answer to a renewal.
 #[derive(Clone)]
 struct Forgetful(Tokens, Arc<std::sync::Mutex<u32>>);
 
@@ -470,8 +470,18 @@ impl EnrolmentStore for Forgetful {
         }
     }
 
-    fn renew(&self, _: &ssntp::pki::CertificateInfo, _: &Enrolled) -> Result<(), JoinRefusal> {
-        Err(JoinRefusal::Unavailable)
+    fn renew(
+        &self,
+        before: &ssntp::pki::CertificateInfo,
+        renewed: &Enrolled,
+    ) -> Result<Enrolled, JoinRefusal> {
+        let is_first = self.0.enrolled().len() == 1;
+        let renewed = self.0.renew(before, renewed);
+        if is_first {
+            Err(JoinRefusal::Unavailable)
+        } else {
+            renewed
+        }
     }
 }
 
@@ -491,6 +501,30 @@ fn a_node_asks_again_while_the_store_does_not_answer() {
     assert_eq!(tokens.enrolled().len(), 1);
     let counted = server.handle().figures().unwrap().handshakes.enrolments;
     assert_eq!((counted["unavailable"], counted["joined"]), (2, 1));
+}
+
+#[test]
+fn a_node_that_lost_the_answer_to_its_renewal_gets_the_same_certificate_again() {
+    let (kit, tokens) = (Testkit::new().unwrap(), Tokens::default());
+    let issuer = kit.authority().issuer("i", Role::AGENT, 1).unwrap();
+    let store = Forgetful(tokens.clone(), Arc::default());
+    let enrolment = Enrolment::new(issuer, store).lifetime(Duration::from_secs(200));
+    let _server = Server::start(kit.server_config().unwrap().enrol(enrolment), ()).unwrap();
+    let token = kit.token(&tokens, Role::AGENT, 1).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let join = Join::new(token, directory.path()).connect_in_memory(kit.network());
+    let files = join.run().unwrap();
+    let renew = || files.renew(files.client_config().unwrap().connect_in_memory(kit.network()));
+    let pending = directory.path().join("renew.key");
+    assert!(matches!(renew().unwrap_err(), JoinError::NotRenewed(_)));
+    let key = fs::read_to_string(&pending).unwrap();
+    assert_eq!(mode(&pending), 0o600);
+    assert!(renew().unwrap());
+    assert!(fs::read_to_string(files.certificate()).unwrap().ends_with(&key));
+    assert!(!pending.exists());
+    let serials: Vec<_> = tokens.enrolled().into_iter().map(|one| one.serial).collect();
+    assert_eq!(serials.len(), 2);
+    assert_eq!(files.load().unwrap().0.info().serial, serials[1]);
 }
 
 #[test]

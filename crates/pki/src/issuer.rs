@@ -148,12 +148,26 @@ pub struct Enrolled {
     /// The id of the token with which the node joined; empty after a renewal.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
-    /// The digest of the node's key, see [`SigningRequest::digest`]. A store may empty it when the token has ended.
+    /// The digest of the node's key, see [`SigningRequest::digest`]. A store may empty it when the token has ended, or
+    /// when the node has shown this certificate.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
-    /// The certificate and its issuer's, as PEM. A store may empty it when the token has ended.
+    /// The certificate and its issuer's, as PEM. A store may empty it together with the key's digest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
+}
+
+impl Enrolled {
+    /// True if this certificate answers a renewal of `before` again, whose answer would be `renewed`: the node has got it
+    /// for the same key, and from the same issuer, whose successor may have come because this one was stolen.
+    pub fn repeats(&self, renewed: &Self, before: &CertificateInfo) -> bool {
+        let [its_issuer, issuer] = [self, renewed].map(|one| one.chain.split_once("END CERTIFICATE"));
+        self.token.is_empty()
+            && (self.uuid, self.roles, &self.key) == (renewed.uuid, renewed.roles, &renewed.key)
+            && self.serial != before.serial
+            && !self.chain.is_empty()
+            && its_issuer.map(|(_, issuer)| issuer) == issuer.map(|(_, issuer)| issuer)
+    }
 }
 
 /// A signing request (PKCS#10) of a node, whose signature was verified. It may ask for nothing but a

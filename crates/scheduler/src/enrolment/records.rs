@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use ssntp::pki::{Enrolled, JoinRefusal, Serial, StoredToken};
+use ssntp::pki::{CertificateInfo, Enrolled, JoinRefusal, Serial, StoredToken};
 use ssntp::server::Redeem;
 use uuid::Uuid;
 
@@ -12,8 +12,8 @@ use uuid::Uuid;
 pub(super) const MAX_TOKENS: usize = 1024;
 /// The seconds for which a token is known after its end, so that a node that is late is told so.
 pub(super) const TOLD: u64 = 86_400;
-/// The maximum number of valid certificates of a node. One that loses every answer to its renewals has some
-/// twenty.
+/// The maximum number of valid certificates of a node. One that loses an answer to a renewal gets the same certificate
+/// again, so it has two or three.
 const MAX_OF_NODE: usize = 32;
 
 /// Tokens and certificates.
@@ -99,24 +99,34 @@ impl Records {
         Ok(enrolled)
     }
 
-    /// Records the certificate that follows the one with this serial number.
-    pub(super) fn renew(&mut self, serial: &str, enrolled: &Enrolled) -> Result<(), JoinRefusal> {
-        if self.revoked.contains_key(serial) {
+    /// Renews a certificate: see [`EnrolmentStore::renew`](ssntp::server::EnrolmentStore::renew).
+    pub(super) fn renew(
+        &mut self,
+        before: &CertificateInfo,
+        renewed: &Enrolled,
+    ) -> Result<Enrolled, JoinRefusal> {
+        let revoked = &self.revoked;
+        if revoked.contains_key(&before.serial) {
             return Err(JoinRefusal::NotRenewable("the certificate is revoked".to_owned()));
         }
-        let its = self.certificates.iter().filter(|one| one.uuid == enrolled.uuid);
+        let is_valid = |one: &&Enrolled| !revoked.contains_key(&one.serial);
+        let its = self.certificates.iter().filter(|one| one.uuid == renewed.uuid);
+        let its = its.filter(is_valid);
+        if let Some(again) = its.clone().find(|one| one.repeats(renewed, before)) {
+            return Ok(again.clone());
+        }
         // Otherwise one node could fill the records.
         if its.count() >= MAX_OF_NODE {
             let why = format!("the node has {MAX_OF_NODE} certificates that are valid");
             return Err(JoinRefusal::NotRenewable(why));
         }
-        // A node gets the chain in the answer, and asks again with another key if that is lost.
-        self.certificates.push(Enrolled {
-            key: String::new(),
-            chain: String::new(),
-            ..enrolled.clone()
-        });
-        Ok(())
+        // It is in use, so its answer is not lost.
+        let mut all = self.certificates.iter_mut();
+        if let Some(used) = all.find(|one| one.token.is_empty() && one.serial == before.serial) {
+            (used.key, used.chain) = Default::default();
+        }
+        self.certificates.push(renewed.clone());
+        Ok(renewed.clone())
     }
 
     /// Revokes all certificates of a node, and its unused token. Returns the number of certificates that were
@@ -154,7 +164,8 @@ impl Records {
         self.certificates.retain(|one| one.ends > now);
         self.revoked.retain(|_, ends| *ends > now);
         for one in &mut self.certificates {
-            if self.tokens.get(&one.token).is_none_or(|token| token.ends <= now) {
+            let token = self.tokens.get(&one.token);
+            if !one.token.is_empty() && token.is_none_or(|token| token.ends <= now) {
                 (one.key, one.chain) = Default::default();
             }
         }

@@ -433,8 +433,8 @@ impl EnrolmentStore for Enrolments {
         self.0.change(|records| records.join(id, key, redeem))
     }
 
-    fn renew(&self, before: &CertificateInfo, enrolled: &Enrolled) -> Result<(), JoinRefusal> {
-        self.0.change(|records| records.renew(&before.serial, enrolled))
+    fn renew(&self, before: &CertificateInfo, renewed: &Enrolled) -> Result<Enrolled, JoinRefusal> {
+        self.0.change(|records| records.renew(before, renewed))
     }
 }
 

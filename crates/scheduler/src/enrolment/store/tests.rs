@@ -37,6 +37,15 @@ fn enrolled(node: u128, key: &str) -> Enrolled {
     }
 }
 
+/// The facts in a node's certificate.
+fn shown(enrolled: &Enrolled) -> CertificateInfo {
+    let mut info = CertificateInfo::nothing(&Vec::new().into());
+    info.serial.clone_from(&enrolled.serial);
+    info.uuid = Some(enrolled.uuid);
+    info.roles = enrolled.roles;
+    info
+}
+
 /// Joins as the library does: the token counts down, and the same key gets what it had before.
 fn join(records: &Enrolments, node: u128, key: &str) -> Result<Enrolled, JoinRefusal> {
     records.join("t", key, &mut |token, before| {
@@ -113,10 +122,10 @@ fn a_revoked_certificate_is_told_refused_and_forgotten_at_its_end() {
     };
     let mut kept = Records::clone(&records.0.records());
     assert!(matches!(
-        kept.renew(&first.serial, &next),
+        kept.renew(&shown(&first), &next),
         Err(JoinRefusal::NotRenewable(_))
     ));
-    assert_eq!(kept.renew(&other.serial, &next), Ok(()));
+    assert_eq!(kept.renew(&shown(&other), &next), Ok(next));
     kept.forget_ended(NEVER + TOLD);
     assert_eq!(
         (
@@ -167,14 +176,58 @@ fn a_node_that_renews_again_and_again_does_not_fill_the_records() {
         let joined = records.join("t", &node.to_string(), &mut |_, _| Ok(enrolled(node, "key")));
         joined.unwrap();
     }
-    let renew = |records: &mut Records, node: u128| {
-        let (before, next) = (enrolled(node, ""), enrolled(node, ""));
-        records.renew(&before.serial, &next)
+    let mut keys = 0;
+    let mut renew = |records: &mut Records, node: u128| {
+        keys += 1;
+        records.renew(&shown(&enrolled(node, "")), &renewed(node, keys, "issuer"))
     };
-    while renew(&mut records, 1) == Ok(()) {}
+    while renew(&mut records, 1).is_ok() {}
     assert_eq!(records.certificates(0).count(), 33);
     assert!(matches!(renew(&mut records, 1), Err(JoinRefusal::NotRenewable(why)) if why.contains("32")));
-    assert_eq!(renew(&mut records, 2), Ok(()));
+    assert!(renew(&mut records, 2).is_ok());
+    // Revoked ones do not count: the node has joined again.
+    records.revoke(Uuid::from_u128(1));
+    let again = Enrolled {
+        serial: "01:77".to_owned(),
+        ..enrolled(1, "again")
+    };
+    assert!(records.renew(&shown(&again), &renewed(1, 99, "issuer")).is_ok());
+}
+
+/// A certificate that a node gets at a renewal for one of its keys.
+fn renewed(node: u128, key: u32, issuer: &str) -> Enrolled {
+    Enrolled {
+        serial: format!("{node:02x}:{key:02x}:02"),
+        token: String::new(),
+        chain: format!("node-----END CERTIFICATE-----\n{issuer}"),
+        ..enrolled(node, &key.to_string())
+    }
+}
+
+#[test]
+fn a_renewal_is_repeated_for_the_same_key_until_its_certificate_is_used() {
+    let mut records = Records::default();
+    records.add_token(token("t", 1)).unwrap();
+    let joined = records.join("t", "key", &mut |_, _| Ok(enrolled(1, "key")));
+    let (before, first) = (shown(&joined.unwrap()), renewed(1, 7, "issuer"));
+    records.renew(&before, &first).unwrap();
+    // The node asks again, for a certificate that would have another serial number.
+    let other = |issuer| Enrolled {
+        serial: "01:66".to_owned(),
+        ..renewed(1, 7, issuer)
+    };
+    for _ in 0..100 {
+        records.forget_ended(0);
+        assert_eq!(records.renew(&before, &other("issuer")).as_ref(), Ok(&first));
+    }
+    assert_eq!(records.certificates(0).count(), 2);
+    // Not that of an issuer which was replaced, perhaps because it was stolen, and not the one that is to be renewed.
+    let second = records.renew(&before, &other("another issuer")).unwrap();
+    assert_eq!(second, other("another issuer"));
+    let third = renewed(1, 7, "issuer");
+    assert_eq!(records.renew(&shown(&first), &third), Ok(third));
+    let kept = records.certificates(0).map(|(_, one, _)| !one.chain.is_empty());
+    assert!(kept.eq([true, false, true, true]));
 }
 
 #[test]
