@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use ssntp_pki::{CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken};
+use ssntp_pki::{
+    CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken, Trust,
+};
 use ssntp_transport::{locked, setters};
 
 /// The maximum number of nodes that join at a time.
@@ -36,11 +38,18 @@ pub trait EnrolmentStore: Send + Sync {
 
     /// Stores the certificate that follows `before`, before the node gets it, and returns it. If the node lost an
     /// answer, returns the one that [repeats](Enrolled::repeats) it, and stores nothing. The certificate `before` stays
-    /// valid until its end.
+    /// valid until its end. If it is `of_issuer`, and not of the authority itself, it has to be
+    /// [stored](Enrolled::is_of): whoever steals an issuer signs what no store has.
     ///
     /// # Errors
-    /// [`JoinRefusal::NotRenewable`], for example if `before` is to be revoked; [`JoinRefusal::Unavailable`].
-    fn renew(&self, before: &CertificateInfo, renewed: &Enrolled) -> Result<Enrolled, JoinRefusal>;
+    /// [`JoinRefusal::NotRenewable`], for example if `before` is to be revoked, or is not stored;
+    /// [`JoinRefusal::Unavailable`].
+    fn renew(
+        &self,
+        before: &CertificateInfo,
+        of_issuer: bool,
+        renewed: &Enrolled,
+    ) -> Result<Enrolled, JoinRefusal>;
 }
 
 /// Lets nodes join with tokens, and renews their certificates over their sessions: see
@@ -111,11 +120,14 @@ impl Enrolment {
             })
     }
 
-    /// Issues the certificate that follows `before` for the key of a signing request.
+    /// Issues the certificate that follows `before` for the key of a signing request. Of those that an authority has
+    /// signed itself, only the certificates of the issuer's authority are renewed: another trusted one may be
+    /// trusted for less time.
     pub(super) fn renew(
         &self,
         before: &CertificateInfo,
         request: &[u8],
+        trust: &Trust,
         now: SystemTime,
     ) -> Result<Enrolled, JoinRefusal> {
         let refused = |why: &str| Err(JoinRefusal::NotRenewable(why.to_owned()));
@@ -131,8 +143,12 @@ impl Enrolment {
             return refused("the certificate is valid for more than half of its life");
         }
         let signing = SigningRequest::from_pem(&String::from_utf8_lossy(request))?;
-        let renewed = self.issuer().issue(&signing, before.roles, uuid, self.lifetime)?;
-        self.store.renew(before, &renewed)
+        let (issuer, authority) = (self.issuer(), trust.authority_of(before));
+        if authority.is_some() && authority != trust.authority_of(issuer.info()) {
+            return refused("another authority than the issuer's has issued the certificate");
+        }
+        let renewed = issuer.issue(&signing, before.roles, uuid, self.lifetime)?;
+        self.store.renew(before, authority.is_none(), &renewed)
     }
 }
 

@@ -114,7 +114,8 @@ pub(super) fn start(
     threads::spawn("ssntp-enrol", move || {
         for (session, request) in jobs {
             let before = session.certificate();
-            let renewed = enrolment.renew(before, request.payload(), wall_clock());
+            let trust = &handle.environment.active().credentials.trust;
+            let renewed = enrolment.renew(before, request.payload(), trust, wall_clock());
             let word = renewed.as_ref().map_or_else(JoinRefusal::word, |_| "renewed");
             handle.environment.handshakes.enrolled(word);
             match &renewed {

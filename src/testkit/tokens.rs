@@ -39,8 +39,16 @@ impl EnrolmentStore for Tokens {
         Ok(joined)
     }
 
-    fn renew(&self, before: &CertificateInfo, renewed: &Enrolled) -> Result<Enrolled, JoinRefusal> {
+    fn renew(
+        &self,
+        before: &CertificateInfo,
+        of_issuer: bool,
+        renewed: &Enrolled,
+    ) -> Result<Enrolled, JoinRefusal> {
         let (_, enrolled) = &mut *locked(&self.0);
+        if of_issuer && !enrolled.iter().any(|one| one.is_of(before)) {
+            return Err(JoinRefusal::NotRenewable("no such certificate".to_owned()));
+        }
         if let Some(again) = enrolled.iter().find(|one| one.repeats(renewed, before)) {
             return Ok(again.clone());
         }

@@ -12,8 +12,8 @@ use ssntp::client::{
     Client, ClientConfig, ClientEvent, Join, JoinError, NodeFiles, RequestError, SessionEnd,
 };
 use ssntp::pki::{
-    CertificateRequest, Enrolled, Identity, Issuer, JoinRefusal, JoinRequest, JoinToken, ServerCheck,
-    SigningRequest, StoredToken, Trust, node_key, signing_request,
+    Authority, CertificateRequest, Enrolled, Identity, Issuer, JoinRefusal, JoinRequest, JoinToken,
+    ServerCheck, SigningRequest, StoredToken, Trust, node_key, signing_request,
 };
 use ssntp::server::{Enrolment, EnrolmentStore, Federation, Redeem, Server, ServerError};
 use ssntp::testkit::{Faults, Testkit, Tokens};
@@ -473,10 +473,11 @@ impl EnrolmentStore for Forgetful {
     fn renew(
         &self,
         before: &ssntp::pki::CertificateInfo,
+        of_issuer: bool,
         renewed: &Enrolled,
     ) -> Result<Enrolled, JoinRefusal> {
         let is_first = self.0.enrolled().len() == 1;
-        let renewed = self.0.renew(before, renewed);
+        let renewed = self.0.renew(before, of_issuer, renewed);
         if is_first {
             Err(JoinRefusal::Unavailable)
         } else {
@@ -951,6 +952,49 @@ fn a_certificate_is_renewed_over_a_session_only_if_it_is_bound_and_half_over_and
     let _server = Server::start(kit.server_config().unwrap(), ()).unwrap();
     let why = renew(kit.identity(Role::AGENT).unwrap(), kit.network(), kit.trust());
     assert_eq!(why, "this server renews no certificates");
+}
+
+#[test]
+fn a_certificate_that_no_store_has_is_renewed_only_if_the_authority_of_the_issuer_has_signed_it() {
+    let (kit, other, tokens) = (
+        Testkit::new().unwrap(),
+        Testkit::new().unwrap(),
+        Tokens::default(),
+    );
+    let trust = kit.trust().and(&other.trust()).unwrap();
+    let config = ServerConfig::new(kit.identity(Role::SERVER).unwrap(), trust);
+    let config = config.enrol(kit.enrolment(&tokens).unwrap());
+    let _server = Server::start(config.listen_in_memory(kit.network()), ()).unwrap();
+    let pem = signing_request(&node_key().unwrap(), "key").unwrap();
+    let renew = |identity: Identity| {
+        let config = ClientConfig::new(identity, kit.trust()).connect_in_memory(kit.network());
+        let client = Client::connect(config).unwrap();
+        let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, pem.clone());
+        client.request(frame, LIMIT).map_err(|why| why.to_string())
+    };
+    // Whoever stole an issuer of the cluster, or has one of another authority, makes nodes of its choice.
+    for authority in [kit.authority(), other.authority()] {
+        let stolen = authority.issuer("stolen", Role::AGENT, 9).unwrap();
+        let key = node_key().unwrap();
+        let request = SigningRequest::from_pem(&signing_request(&key, "key").unwrap()).unwrap();
+        let short = Duration::from_secs(200);
+        let forged = stolen
+            .issue(&request, Role::AGENT, Uuid::new_v4(), short)
+            .unwrap();
+        let identity = Identity::from_pem((forged.chain + &key).as_bytes(), "node").unwrap();
+        let why = renew(identity).unwrap_err();
+        assert!(why.contains("no such certificate"), "{why}");
+    }
+    let by_hand = |authority: &Authority| {
+        let begun = authority.info().not_before - HOUR * 22;
+        let request = CertificateRequest::new(Role::AGENT).uuid(Uuid::new_v4()).days(1);
+        renew(authority.issue(&request.valid_from(begun)).unwrap().identity())
+    };
+    let why = by_hand(other.authority()).unwrap_err();
+    assert!(why.contains("another authority"), "{why}");
+    assert!(tokens.enrolled().is_empty());
+    by_hand(kit.authority()).unwrap();
+    assert_eq!(tokens.enrolled().len(), 1);
 }
 
 #[test]

@@ -158,6 +158,12 @@ pub struct Enrolled {
 }
 
 impl Enrolled {
+    /// True if this is the record of a certificate.
+    pub fn is_of(&self, certificate: &CertificateInfo) -> bool {
+        let of = (&certificate.serial, certificate.uuid, certificate.roles);
+        (&self.serial, Some(self.uuid), self.roles) == of
+    }
+
     /// True if this certificate answers a renewal of `before` again, whose answer would be `renewed`: the node has got it
     /// for the same key, and from the same issuer, whose successor may have come because this one was stolen.
     pub fn repeats(&self, renewed: &Self, before: &CertificateInfo) -> bool {

@@ -103,11 +103,16 @@ impl Records {
     pub(super) fn renew(
         &mut self,
         before: &CertificateInfo,
+        of_issuer: bool,
         renewed: &Enrolled,
     ) -> Result<Enrolled, JoinRefusal> {
         let revoked = &self.revoked;
         if revoked.contains_key(&before.serial) {
             return Err(JoinRefusal::NotRenewable("the certificate is revoked".to_owned()));
+        }
+        if of_issuer && !self.certificates.iter().any(|one| one.is_of(before)) {
+            let why = "the records lack the certificate; the node needs a new token";
+            return Err(JoinRefusal::NotRenewable(why.to_owned()));
         }
         let is_valid = |one: &&Enrolled| !revoked.contains_key(&one.serial);
         let its = self.certificates.iter().filter(|one| one.uuid == renewed.uuid);

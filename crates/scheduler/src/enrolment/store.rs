@@ -433,8 +433,13 @@ impl EnrolmentStore for Enrolments {
         self.0.change(|records| records.join(id, key, redeem))
     }
 
-    fn renew(&self, before: &CertificateInfo, renewed: &Enrolled) -> Result<Enrolled, JoinRefusal> {
-        self.0.change(|records| records.renew(before, renewed))
+    fn renew(
+        &self,
+        before: &CertificateInfo,
+        of_issuer: bool,
+        renewed: &Enrolled,
+    ) -> Result<Enrolled, JoinRefusal> {
+        self.0.change(|records| records.renew(before, of_issuer, renewed))
     }
 }
 

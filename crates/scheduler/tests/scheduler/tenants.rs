@@ -193,7 +193,7 @@ fn the_addresses_of_a_node_whose_certificates_are_revoked_are_freed_once_the_con
                 chain: String::new(),
             };
             let before = super::client::identity(Role::AGENT);
-            records.renew(before.info(), &enrolled).unwrap();
+            records.renew(before.info(), false, &enrolled).unwrap();
         }
         controller.drain();
         controller.send_payload(&ManageCertificates {

@@ -122,10 +122,10 @@ fn a_revoked_certificate_is_told_refused_and_forgotten_at_its_end() {
     };
     let mut kept = Records::clone(&records.0.records());
     assert!(matches!(
-        kept.renew(&shown(&first), &next),
+        kept.renew(&shown(&first), true, &next),
         Err(JoinRefusal::NotRenewable(_))
     ));
-    assert_eq!(kept.renew(&shown(&other), &next), Ok(next));
+    assert_eq!(kept.renew(&shown(&other), true, &next), Ok(next));
     kept.forget_ended(NEVER + TOLD);
     assert_eq!(
         (
@@ -179,7 +179,7 @@ fn a_node_that_renews_again_and_again_does_not_fill_the_records() {
     let mut keys = 0;
     let mut renew = |records: &mut Records, node: u128| {
         keys += 1;
-        records.renew(&shown(&enrolled(node, "")), &renewed(node, keys, "issuer"))
+        records.renew(&shown(&enrolled(node, "")), true, &renewed(node, keys, "issuer"))
     };
     while renew(&mut records, 1).is_ok() {}
     assert_eq!(records.certificates(0).count(), 33);
@@ -191,7 +191,31 @@ fn a_node_that_renews_again_and_again_does_not_fill_the_records() {
         serial: "01:77".to_owned(),
         ..enrolled(1, "again")
     };
-    assert!(records.renew(&shown(&again), &renewed(1, 99, "issuer")).is_ok());
+    records.join("t", "again", &mut |_, _| Ok(again.clone())).unwrap();
+    assert!(
+        records
+            .renew(&shown(&again), true, &renewed(1, 99, "issuer"))
+            .is_ok()
+    );
+}
+
+#[test]
+fn of_the_certificates_of_issuers_only_those_in_the_records_are_renewed() {
+    let mut records = Records::default();
+    records.add_token(token("t", 1)).unwrap();
+    let joined = records.join("t", "key", &mut |_, _| Ok(enrolled(1, "key")));
+    let joined = shown(&joined.unwrap());
+    let mut forged = [joined.clone(), joined.clone(), joined.clone()];
+    forged[0].serial = "01:02".to_owned();
+    forged[1].uuid = Some(Uuid::from_u128(2));
+    forged[2].roles = Role::NETAGENT;
+    for forged in &forged {
+        let refused = records.renew(forged, true, &renewed(1, 1, "issuer"));
+        assert!(matches!(refused, Err(JoinRefusal::NotRenewable(why)) if why.contains("records")));
+    }
+    assert!(records.renew(&joined, true, &renewed(1, 1, "issuer")).is_ok());
+    // One that the authority itself has issued.
+    assert!(records.renew(&forged[0], false, &renewed(1, 2, "issuer")).is_ok());
 }
 
 /// A certificate that a node gets at a renewal for one of its keys.
@@ -210,7 +234,7 @@ fn a_renewal_is_repeated_for_the_same_key_until_its_certificate_is_used() {
     records.add_token(token("t", 1)).unwrap();
     let joined = records.join("t", "key", &mut |_, _| Ok(enrolled(1, "key")));
     let (before, first) = (shown(&joined.unwrap()), renewed(1, 7, "issuer"));
-    records.renew(&before, &first).unwrap();
+    records.renew(&before, true, &first).unwrap();
     // The node asks again, for a certificate that would have another serial number.
     let other = |issuer| Enrolled {
         serial: "01:66".to_owned(),
@@ -218,14 +242,17 @@ fn a_renewal_is_repeated_for_the_same_key_until_its_certificate_is_used() {
     };
     for _ in 0..100 {
         records.forget_ended(0);
-        assert_eq!(records.renew(&before, &other("issuer")).as_ref(), Ok(&first));
+        assert_eq!(
+            records.renew(&before, true, &other("issuer")).as_ref(),
+            Ok(&first)
+        );
     }
     assert_eq!(records.certificates(0).count(), 2);
     // Not that of an issuer which was replaced, perhaps because it was stolen, and not the one that is to be renewed.
-    let second = records.renew(&before, &other("another issuer")).unwrap();
+    let second = records.renew(&before, true, &other("another issuer")).unwrap();
     assert_eq!(second, other("another issuer"));
     let third = renewed(1, 7, "issuer");
-    assert_eq!(records.renew(&shown(&first), &third), Ok(third));
+    assert_eq!(records.renew(&shown(&first), true, &third), Ok(third));
     let kept = records.certificates(0).map(|(_, one, _)| !one.chain.is_empty());
     assert!(kept.eq([true, false, true, true]));
 }
