@@ -18,11 +18,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use log::{Level, info};
+use log::{Level, error, info};
 
 use super::config::Renewal;
 use super::enrol::{Enrolment, Place};
 use super::environment::Environment;
+use super::guard::guard;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
 use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
@@ -33,7 +34,8 @@ use ssntp_transport::{Duplex, Halves, Newcomer, excerpt, refuse, threads, wall_c
 const DELAY: Duration = Duration::from_secs(1);
 /// The time for which the node may read after the answer.
 const LINGER: Duration = Duration::from_secs(1);
-/// The number of renewals that wait for the thread. Further ones are refused, and the client asks again later.
+/// The number of renewals that wait for the thread, of different UUIDs. Further ones are refused, and the client asks
+/// again later.
 pub(super) const RENEWALS: usize = 256;
 
 /// Serves one connection with which a node joins, until its end.
@@ -105,7 +107,7 @@ fn shown(enrolled: &Enrolled) -> impl fmt::Display {
     )
 }
 
-/// Starts the thread that renews certificates. It ends when the sender of the returned channel is dropped.
+/// Starts the thread that renews certificates. It ends with the server, after the request that it answers.
 pub(super) fn start(
     enrolment: Arc<Enrolment>,
     jobs: Receiver<Renewal>,
@@ -115,18 +117,30 @@ pub(super) fn start(
         for (session, request) in jobs {
             let before = session.certificate();
             let trust = &handle.environment.active().credentials.trust;
-            let renewed = enrolment.renew(before, request.payload(), trust, wall_clock());
+            let mut renewed = Err(JoinRefusal::Unavailable);
+            let panic = guard(|| renewed = enrolment.renew(before, request.payload(), trust, wall_clock()));
+            if let Some(why) = panic {
+                error!(target: "ssntp::server", "the application panicked in the renewal of a certificate: {why}");
+            }
             let word = renewed.as_ref().map_or_else(JoinRefusal::word, |_| "renewed");
             handle.environment.handshakes.enrolled(word);
             match &renewed {
                 Ok(enrolled) => info!(target: AUDIT, "renewed: {}: {}", shown(enrolled), Named(before)),
                 Err(why) => info!(target: AUDIT, "not renewed: {session}: {}: {why}", Named(before)),
             }
+            let uuid = session.uuid();
             // A client that has gone meanwhile asks again in its next session.
-            let _ = handle.with(move |cx| match renewed {
-                Ok(enrolled) => cx.reply(&request, enrolled.chain),
-                Err(why) => cx.refuse(&request, &why.to_string()),
+            let answered = handle.with(move |cx| {
+                cx.state.renewals.answered(uuid);
+                match renewed {
+                    Ok(enrolled) => cx.reply(&request, enrolled.chain),
+                    Err(why) => cx.refuse(&request, &why.to_string()),
+                }
             });
+            if answered.is_err() {
+                // The server has stopped: nobody waits for the other answers.
+                return;
+            }
         }
     })
 }

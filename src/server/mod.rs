@@ -50,6 +50,7 @@
 //! | `accept`, `dial` | threads of newcomers, and of servers that are dialled: [`Dialler`] |
 //! | `enrol`, `joining` | nodes that join, and the renewal of their certificates: `Enrolment`; its threads (feature `issue`) |
 //! | `entry` | a newcomer between TLS and CONNECTED, step by step |
+//! | `renewals` | the requests for new certificates that wait |
 //! | `renewal` | the check of all sessions when the credentials are replaced: [`RenewalReport`] |
 //! | `core` | where every event is dispatched: newcomers, frames, ends, timers |
 //! | `handler`, `context` | [`Handler`], [`ClusterHandler`], and what they may do: [`Context`] |
@@ -110,6 +111,7 @@ mod operators;
 mod own;
 mod parcel;
 mod renewal;
+mod renewals;
 mod routing;
 mod sending;
 mod sessions;

@@ -14,7 +14,7 @@ use log::{Level, debug, info, warn};
 use uuid::Uuid;
 
 use super::admission::{Admission, Grant, Holder, Newcomer, Peer};
-use super::config::{Renewal, ServerConfig, SlowConsumer};
+use super::config::{ServerConfig, SlowConsumer};
 use super::configuration::Configuration;
 use super::connections::Connections;
 use super::counters::Counters;
@@ -27,6 +27,7 @@ use super::links::{EndCode, LinkRequest, Remote, RosterChanges, ServerLink, verd
 use super::log::{AUDIT, Log, Named};
 use super::operators::{Operators, kick, lists, read_drain};
 use super::parcel::{Parcel, apart};
+use super::renewals::Renewals;
 use super::routing::{Decision, Routing, Rule, RuleError};
 use super::sessions::{Session, SessionId, SessionInfo};
 use super::time::Moment;
@@ -67,8 +68,7 @@ pub(super) struct State {
     pub(super) time: Moment,
     /// The sessions, the links, and the way out.
     pub(super) delivery: Delivery,
-    /// The way to the thread that renews certificates, if there is one.
-    renewals: Option<Sender<Renewal>>,
+    pub(super) renewals: Renewals,
     pub(super) admission: Admission,
     pub(super) routing: Routing,
     pub(super) configuration: Configuration,
@@ -105,7 +105,7 @@ impl State {
                 wall: SystemTime::UNIX_EPOCH,
             },
             delivery: Delivery::new(own, config.idle_limit, now),
-            renewals: config.renewals,
+            renewals: Renewals::new(config.renewals),
             admission: Admission::new(own.uuid, config.admission, max_sessions, open),
             routing: Routing::new(config.filter, config.rules, &own.operands)?,
             configuration: Configuration::new(
@@ -568,14 +568,9 @@ impl State {
 
     /// Hands a request for a new certificate to the thread that renews certificates, which answers it.
     pub(super) fn renew_certificate(&mut self, info: &SessionInfo, request: &Request) {
-        // Copied, because the request may wait, and its payload is a slice of a receive buffer.
-        let asked = (info.clone(), request.clone().copied());
-        let why = match &self.renewals {
-            None => "this server renews no certificates",
-            Some(renewals) if renewals.try_send(asked).is_ok() => return,
-            Some(_) => "queue_full",
-        };
-        self.refuse(request, Uuid::nil(), why);
+        if let Err(why) = self.renewals.hand_over(info, request) {
+            self.refuse(request, Uuid::nil(), why);
+        }
     }
 
     /// Forwards a request by the rule for its kind.

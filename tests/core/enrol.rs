@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::sign::CertifiedKey;
 use ssntp::client::{
@@ -526,6 +527,122 @@ fn a_node_that_lost_the_answer_to_its_renewal_gets_the_same_certificate_again() 
     let serials: Vec<_> = tokens.enrolled().into_iter().map(|one| one.serial).collect();
     assert_eq!(serials.len(), 2);
     assert_eq!(files.load().unwrap().0.info().serial, serials[1]);
+}
+
+/// A store whose calls for renewals are told and answered by a test; it panics without an answer.
+struct Asking(Tokens, Sender<()>, Receiver<()>);
+
+impl EnrolmentStore for Asking {
+    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
+        self.0.join(id, key, redeem)
+    }
+
+    fn renew(
+        &self,
+        _: &ssntp::pki::CertificateInfo,
+        _: bool,
+        renewed: &Enrolled,
+    ) -> Result<Enrolled, JoinRefusal> {
+        self.1.send(()).unwrap();
+        self.2.recv().expect("the test answers");
+        Ok(renewed.clone())
+    }
+}
+
+/// A server whose store asks the test, and clients that renew their certificates there.
+struct Asked {
+    kit: Testkit,
+    server: Server,
+    calls: Receiver<()>,
+    answers: Sender<()>,
+}
+
+impl Asked {
+    fn new() -> Self {
+        let kit = Testkit::new().unwrap();
+        let issuer = kit.authority().issuer("i", Role::AGENT, 1).unwrap();
+        let ((called, calls), (answers, answer)) = (unbounded(), unbounded());
+        let store = Asking(Tokens::default(), called, answer);
+        let config = kit.server_config().unwrap().enrol(Enrolment::new(issuer, store));
+        Self {
+            server: Server::start(config, ()).unwrap(),
+            kit,
+            calls,
+            answers,
+        }
+    }
+
+    fn client(&self) -> Client {
+        let authority = self.kit.authority();
+        let begun = authority.info().not_before - HOUR * 22;
+        let request = CertificateRequest::new(Role::AGENT).uuid(Uuid::new_v4()).days(1);
+        let identity = authority.issue(&request.valid_from(begun)).unwrap().identity();
+        Client::connect(ClientConfig::new(identity, self.kit.trust()).connect_in_memory(self.kit.network()))
+            .unwrap()
+    }
+}
+
+fn ask_for_renewal(client: &Client) -> Result<(), String> {
+    let pem = signing_request(&node_key().unwrap(), "key").unwrap();
+    let frame = Frame::with_payload(Command::RENEW_CERTIFICATE, pem);
+    client
+        .request(frame, LIMIT)
+        .map(drop)
+        .map_err(|why| why.to_string())
+}
+
+#[test]
+fn one_renewal_of_a_client_waits_at_a_time() {
+    let asked = Asked::new();
+    let client = asked.client();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| ask_for_renewal(&client));
+        asked.calls.recv_timeout(LIMIT).unwrap();
+        let why = ask_for_renewal(&client).unwrap_err();
+        assert!(why.contains("not answered yet"), "{why}");
+        asked.answers.send(()).unwrap();
+        assert_eq!(first.join().unwrap(), Ok(()));
+    });
+    asked.answers.send(()).unwrap();
+    assert_eq!(ask_for_renewal(&client), Ok(()));
+}
+
+#[test]
+fn a_store_that_panics_at_a_renewal_is_asked_again_at_the_next() {
+    let mut asked = Asked::new();
+    let client = asked.client();
+    asked.answers = unbounded().0;
+    for _ in 0..2 {
+        let why = ask_for_renewal(&client).unwrap_err();
+        assert!(why.contains("try again"), "{why}");
+    }
+    assert_eq!(asked.calls.try_iter().count(), 2);
+}
+
+#[test]
+fn a_server_that_stops_answers_one_renewal_and_not_those_that_wait() {
+    let asked = Asked::new();
+    let clients: Vec<_> = (0..4).map(|_| asked.client()).collect();
+    let handle = asked.server.handle();
+    std::thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| ask_for_renewal(client));
+        }
+        asked.calls.recv_timeout(LIMIT).unwrap();
+        wait_for(|| {
+            let frames = handle.figures().unwrap().frames;
+            let received: u64 = frames.iter().map(|kind| kind.frames_received).sum();
+            (received >= 4).then_some(()).ok_or(received)
+        });
+        let server = asked.server;
+        let stopped = scope.spawn(move || server.stop());
+        wait_for(|| handle.figures().map_or(Ok(()), |_| Err("it still runs")));
+        asked.answers.send(()).unwrap();
+        // Another call would panic.
+        drop(asked.answers);
+        stopped.join().unwrap();
+    });
+    assert_eq!(asked.calls.try_iter().count(), 0);
 }
 
 #[test]

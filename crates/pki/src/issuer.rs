@@ -112,7 +112,8 @@ impl Issuer {
         let name = format!("{}-{uuid}", roles.to_string().replace(',', "-"));
         let wanted = CertificateRequest::new(roles).name(name).uuid(uuid);
         let start = seconds(now).saturating_sub(CLOCK_SKEW);
-        let params = signer.params_within(&wanted, start, seconds(now + lifetime))?;
+        let end = now.checked_add(lifetime).unwrap_or(signer.info.not_after);
+        let params = signer.params_within(&wanted, start, seconds(end))?;
         let (certificate, info) = signer.certify(&params, &request.key)?;
         Ok(Enrolled {
             uuid,
@@ -305,8 +306,10 @@ mod tests {
         );
         assert_eq!(enrolled.key, request.digest());
         // No longer than the issuer itself.
-        let long = issuer.issue(&request, Role::AGENT, uuid, MONTH * 100).unwrap();
-        assert_eq!(long.ends, seconds(issuer.info().not_after));
+        for longer in [MONTH * 100, Duration::MAX] {
+            let long = issuer.issue(&request, Role::AGENT, uuid, longer).unwrap();
+            assert_eq!(long.ends, seconds(issuer.info().not_after));
+        }
         for roles in [Role::CNCIAGENT, Role::AGENT | Role::CONTROLLER, Role::NONE] {
             let refused = issuer.issue(&request, roles, uuid, MONTH).unwrap_err();
             assert!(
