@@ -10,6 +10,7 @@ use log::{info, warn};
 
 use crate::change::Change;
 use crate::error::CommandError;
+use crate::failure::Failure;
 use crate::goal::Goal;
 use crate::orders::{Orders, Reply};
 use crate::question::Questions;
@@ -231,7 +232,7 @@ impl State {
                 | Change::InstanceStopped { .. } => self.last_news = now(),
                 Change::Failed(failure) => {
                     if let Some(more) = self.log.admit((), "failure", now()) {
-                        warn!(target: LOG, "{}{more}", excerpt(failure));
+                        warn!(target: LOG, "{}{more}", excerpt(named(&self.view, failure)));
                     }
                 }
                 _ => {}
@@ -247,6 +248,16 @@ impl State {
         self.subscribers.end(&reason);
         self.ended = Some(reason);
     }
+}
+
+/// The text of a failure, with names for the UUIDs of its instance and its node.
+fn named(view: &View, failure: &Failure) -> String {
+    let of = [&failure.instance, &failure.node].into_iter();
+    of.filter_map(|id| id.uuid())
+        .fold(failure.to_string(), |text, uuid| {
+            let name = view.called(uuid).unwrap_or_else(|| view.beginning(uuid));
+            text.replace(&uuid.to_string(), &name)
+        })
 }
 
 /// `Ok` if the snapshot of the session is complete after this time without news. The error is the

@@ -495,6 +495,14 @@ mod tests {
                 "start.command: it contains a NUL",
             ),
             (
+                "name: a\nstart: {command: [\"\"]}",
+                "start.command: the name of the program is empty",
+            ),
+            (
+                "name: a\nstart: {command: [a], dir: a/../..}",
+                "start.dir: it leads out of",
+            ),
+            (
                 "name: a\nstart: {command: [a], env: {A=B: c}}",
                 "start.env: a name",
             ),

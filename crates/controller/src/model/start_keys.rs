@@ -19,6 +19,7 @@
 //! has asked for.
 
 use std::collections::BTreeMap;
+use std::path::{Component, Path};
 
 use serde::Deserialize;
 use uuid::Uuid;
@@ -192,8 +193,16 @@ pub fn check_start(start: &Start) -> Result<(), (&'static str, &'static str)> {
     if start.env_file.iter().find(is_no_file).is_some() {
         return Err(("env_file", why));
     }
+    if start.command.first().is_some_and(String::is_empty) {
+        return Err(("command", "the name of the program is empty"));
+    }
     if has_zero(&start.dir) {
         return Err(("dir", "it contains a NUL character"));
+    }
+    let dir = Path::new(&start.dir);
+    // The policy of the node decides about a directory that is absolute.
+    if dir.is_relative() && dir.components().any(|part| part == Component::ParentDir) {
+        return Err(("dir", "it leads out of the instance's directory"));
     }
     let mut volumes = start.storage.iter().map(|volume| &volume.id);
     if volumes.any(|id| !id.is_empty() && id.uuid().is_none()) {

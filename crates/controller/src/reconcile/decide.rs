@@ -34,6 +34,9 @@ const MOST_SIBLINGS: usize = 64;
 /// hangs. Then the roll-out goes on without its slot.
 const STUCK: Duration = Duration::from_secs(60);
 
+/// The time within which a node that makes checks has told the health of an instance that runs.
+const TOLD: Duration = Duration::from_secs(30);
+
 type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
 
 /// The status of a slot, after this step.
@@ -521,7 +524,9 @@ impl Decider<'_, '_> {
         let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| count(of_count, which);
         let is_unknown = |instance: &Instance| {
             let seen = self.draft.seen().instances.get(&instance.uuid);
-            has_check(workload, instance) && seen.is_some_and(|seen| seen.health == HealthState::Unset)
+            has_check(workload, instance)
+                && seen.is_some_and(|seen| seen.health == HealthState::Unset)
+                && self.soft.has_lived(instance.uuid, TOLD, self.draft.now())
         };
         let [healthy, unproven, unknown, unhealthy, done] = [
             counted(&|status| matches!(status, SlotStatus::Healthy(_))),

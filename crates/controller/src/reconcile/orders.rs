@@ -246,6 +246,9 @@ pub(super) fn rollout(state: &State, name: &str, order: RolloutOrder) -> Result<
                 workload.version
             ));
         }
+        RolloutOrder::Pause if present == RolloutState::Paused => {
+            return refused("its roll-out is paused already");
+        }
         RolloutOrder::Pause => return refused("no roll-out is under way"),
         RolloutOrder::Resume => return refused("its roll-out is not paused"),
         // An order that is repeated, or comes after the roll-out went back by itself, must not go

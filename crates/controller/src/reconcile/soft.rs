@@ -330,6 +330,12 @@ impl Soft {
         now.elapsed.saturating_sub(*since)
     }
 
+    /// True if an instance has been alive in the view for this time.
+    pub(super) fn has_lived(&self, instance: Uuid, time: Duration, now: Now) -> bool {
+        let since = self.alive.get(&instance);
+        since.is_some_and(|(since, _)| now.elapsed.saturating_sub(*since) >= time)
+    }
+
     /// The time for which an instance has been in its state, as far as this process knows. The stored
     /// `since` is not used, because the clock of the time of day may jump.
     pub(super) fn age(&mut self, instance: &Instance, now: Now) -> Duration {

@@ -4,6 +4,7 @@
 
 mod health;
 mod nodes;
+mod orders;
 mod rollouts;
 mod surge;
 

@@ -3,25 +3,25 @@
 use super::*;
 
 /// A workload of one instance, two of whose failures end a roll-out.
-fn quick(command: &str) -> serde_json::Value {
+pub(super) fn quick(command: &str) -> serde_json::Value {
     let mut spec = web(1, command);
     spec["update"] = serde_json::json!({"max_failures": 2});
     spec
 }
 
 impl Bench {
-    fn order(&mut self, order: RolloutOrder) {
+    pub(super) fn order(&mut self, order: RolloutOrder) {
         let writes = self.core.rollout("web", order).unwrap();
         self.core.handle_commit(writes, 1);
     }
 
     /// Applies a version, and waits until it is healthy to the end of its roll-out.
-    fn rolls(&mut self, command: &str) {
+    pub(super) fn rolls(&mut self, command: &str) {
         self.apply(quick(command));
         self.complete();
     }
 
-    fn complete(&mut self) {
+    pub(super) fn complete(&mut self) {
         self.settle();
         self.wait(5);
         self.settle();
@@ -52,7 +52,7 @@ impl Bench {
     }
 
     /// The versions of the instances that run, by slot.
-    fn versions(&self) -> Vec<u64> {
+    pub(super) fn versions(&self) -> Vec<u64> {
         let state = self.core.state();
         let runs = |uuid: &Uuid| {
             self.seen

@@ -362,7 +362,7 @@ const INSTANCES: Columns<(), Value> = &[
     ("INSTANCE", |(), one| short(&text(&one["uuid"]))),
     ("VERSION", |(), one| text(&one["version"])),
     ("STATE", |(), one| if one["wanted"] == json!(false) { format!("{}, not wanted", text(&one["state"])) } else { text(&one["state"]) }),
-    ("NODE", |(), one| match text(&one["node_name"]) { name if name.is_empty() => short(&text(&one["node"])), name => name }),
+    ("NODE", |(), one| node(one)),
     ("ENDING", |(), one| text(&one["ending"])),
 ];
 
@@ -374,6 +374,15 @@ const HISTORY: Columns<(), Value> = &[
     ("BY", |(), row| text(&row["actor"])),
     ("TEXT", |(), row| text(&row["text"])),
 ];
+
+/// The name of an instance's node, with the beginning of its UUID, because machines may have one host name.
+fn node(instance: &Value) -> String {
+    let beginning = short(&text(&instance["node"]));
+    match instance["node_name"].as_str() {
+        Some(name) => format!("{name} ({beginning})"),
+        None => beginning,
+    }
+}
 
 fn at(row: &Value) -> String {
     let at = row["at"].as_u64().unwrap_or_default();
