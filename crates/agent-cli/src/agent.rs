@@ -276,7 +276,7 @@ const CONFINEMENTS: Choices<Confinement> = &[
 pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings, role: Role) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
     let joined = args.connection.join(&args.join, args.state.as_deref(), role)?;
-    let (client, Renewal { files, read }) = args.connection.config_as(ROLES, daemon.stop())?;
+    let (client, Renewal { files, read, .. }) = args.connection.config_as(ROLES, daemon.stop())?;
     // --uuid overrides the UUID that is kept in --state.
     let kept = args.state.clone().filter(|_| !args.connection.has_uuid());
     let client = client

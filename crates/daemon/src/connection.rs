@@ -223,7 +223,11 @@ impl Reached {
         let (identity, trust, read) = self.files.read()?;
         let role = role(&identity)?;
         let files = self.files;
-        let renewal = Renewal { files, read };
+        let renewal = Renewal {
+            files,
+            read,
+            again: None,
+        };
         let config = ClientConfig::new(identity, trust)
             .addresses(self.connect)
             .role(role)
@@ -237,16 +241,35 @@ impl Reached {
 pub struct Renewal {
     pub files: CredentialFiles,
     pub read: FilesRead,
+    /// The number of checks until files that could not be used are tried again.
+    again: Option<u32>,
 }
+
+/// Files that cannot be used are tried again once a minute: a certificate may not be valid yet.
+const CHECKS_BETWEEN: u32 = 30;
 
 impl Renewal {
     /// Renews the client's credentials if the files have changed. If the files cannot be used,
-    /// it notes that for the user. A command calls this every two seconds, see [`checks`].
+    /// it notes that for the user, and tries them again once a minute. A command calls this every two seconds, see
+    /// [`checks`].
     pub fn check(&mut self, client: &ClientHandle) {
         // The new state of the files counts as read from here on, even if they are unusable, so that
         // the user gets one note for each change.
-        if self.read.watched.have_changed()
-            && let Err(why) = self.files.renew(|identity, trust| client.renew(identity, trust))
+        let have_changed = self.read.watched.have_changed();
+        let is_due = match &mut self.again {
+            Some(left @ 1..) => {
+                *left -= 1;
+                false
+            }
+            again => again.is_some(),
+        };
+        if !have_changed && !is_due {
+            return;
+        }
+        let renewed = self.files.renew(|identity, trust| client.renew(identity, trust));
+        self.again = renewed.is_err().then_some(CHECKS_BETWEEN);
+        if let Err(why) = renewed
+            && have_changed
         {
             note(format_args!(
                 "ssntp: files have changed, but cannot be used: {why}"

@@ -118,13 +118,14 @@ impl Init {
         let mine = authority.issue(&wanted.name("operator"))?;
         let state = file("state");
         fs::create_dir_all(&state).map_err(|e| Failure::at(&state, e))?;
-        Enrolments::remove(&state).map_err(|e| Failure::at(&state, e))?;
         authority.save_as(&ca, &key, self.force)?;
         enrols.save(&issuer)?;
         its.save(&scheduler)?;
         mine.save(&operator)?;
         let text = self.settings(&state, [&ca, &scheduler, &issuer]);
         ssntp_transport::replace(&settings, text.as_bytes()).map_err(|e| Failure::at(&settings, e))?;
+        // Last: if a file could not be written, the revocations of the earlier cluster still count.
+        Enrolments::remove(&state).map_err(|e| Failure::at(&state, e))?;
         let reached = self.reached(its.info());
         Contexts::change(|contexts| {
             contexts.current.clone_from(&context);

@@ -105,7 +105,7 @@ fn serve(mut args: Args, settings: Settings) -> Result<(), Failure> {
         .connection
         .join(&args.join, args.state.as_deref(), Role::CNCIAGENT)?;
     let connection = &args.connection;
-    let (client, Renewal { files, read }) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
+    let (client, Renewal { files, read, .. }) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     // The cluster knows a concentrator by the UUID of its instance, so a random UUID would be
     // unknown to the cluster.
     let is_bound = read

@@ -97,7 +97,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let store = args.store()?;
     let mut daemon = Daemon::install(settings)?;
-    let (mut client, Renewal { files, read }) = args.connection.config_as(Role::CONTROLLER, daemon.stop())?;
+    let (mut client, Renewal { files, read, .. }) =
+        args.connection.config_as(Role::CONTROLLER, daemon.stop())?;
     // --uuid overrides the UUID that is kept in --store.
     if !args.connection.has_uuid() {
         client = client.uuid(UuidSource::Persistent(store.to_owned()));

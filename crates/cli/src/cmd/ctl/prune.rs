@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::list::Selection;
 use super::options::Options;
 use super::session::Session;
+use super::tenant;
 use super::verbs::Waiting;
 use crate::failure::Failure;
 use crate::output::print_line;
@@ -20,7 +21,8 @@ use ssntp_transport::wall_clock;
 /// Delete the instances that have ended
 ///
 /// This includes instances that were stopped and could be restarted. Instances on a
-/// node that is not connected or does not report are not deleted.
+/// node that is not connected or does not report are not deleted, nor are those that
+/// their node is about to start again, and concentrators.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -36,26 +38,26 @@ pub(super) struct Args {
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_complete(options, stop)?;
     let before = args.older_than.and_then(|age| wall_clock().checked_sub(age));
+    let concentrators = tenant::concentrators(&session)?;
     let ended: Result<Vec<Uuid>, Failure> = session.controller.look(|view| {
         let selected = args.selection.of(view)?;
         let ended = selected.filter(|instance| has_ended(view, instance) && ended_by(instance, before));
-        Ok(ended.map(|instance| instance.uuid).collect())
+        let ended = ended.map(|instance| instance.uuid);
+        Ok(ended.filter(|uuid| !concentrators.contains(uuid)).collect())
     });
-    let orders = ended?
-        .into_iter()
-        .map(|instance| session.controller.delete(instance));
-    let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
-    if orders.is_empty() && !options.json {
+    let ended = ended?;
+    if ended.is_empty() && !options.json {
         return print_line("nothing to delete");
     }
-    session.finish(orders, args.waiting.wait())
+    let delete = |instance: &Uuid| session.unless_gone(*instance, session.controller.delete(*instance));
+    session.send_each(&ended, delete, args.waiting.wait())
 }
 
 fn has_ended(view: &View, instance: &Instance) -> bool {
     // Without current reports of the node, the state may be out of date and the instance may be
     // running again.
     let current = view.node(instance.node).is_some_and(|node| node.is_current());
-    current && instance.state == InstanceState::Exited
+    current && instance.state == InstanceState::Exited && !instance.stats.restart_due
 }
 
 /// True if the instance ended before that time, or if no time is given.
@@ -63,4 +65,34 @@ fn ended_by(instance: &Instance, before: Option<SystemTime>) -> bool {
     let Some(before) = before else { return true };
     let ended = timestamp::parse(&instance.stats.ended).filter(|nanos| *nanos > 0);
     ended.is_some_and(|nanos| UNIX_EPOCH + Duration::from_nanos(nanos) <= before)
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::Frame;
+    use ssntp_payload::{InstanceStats, Stats};
+
+    use super::*;
+
+    #[test]
+    fn a_service_that_waits_for_its_restart_has_not_ended() {
+        let instance = Uuid::from_u128(1);
+        for restart_due in [true, false] {
+            let stats = Stats {
+                node_uuid: Uuid::from_u128(2).into(),
+                instances: vec![InstanceStats {
+                    instance_uuid: instance.into(),
+                    state: InstanceState::Exited,
+                    restart_due,
+                    ..InstanceStats::default()
+                }],
+                ..Stats::default()
+            };
+            let mut view = View::default();
+            view.connected(None);
+            view.apply(&Frame::of(&stats), wall_clock());
+            let ended = has_ended(&view, view.instance(instance).unwrap());
+            assert_eq!(ended, !restart_due);
+        }
+    }
 }

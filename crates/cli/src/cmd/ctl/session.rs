@@ -160,7 +160,7 @@ impl<'a> Session<'a> {
         // After this time the command continues with the nodes that are known. If it names another
         // node, that is reported as unknown.
         let complete = || Ok(session.controller.wait_complete(POLL).then_some(()));
-        stop.poll(Duration::ZERO, COMPLETION, complete)?;
+        let is_complete = stop.poll(Duration::ZERO, COMPLETION, complete)?.is_some();
         let without_snapshot = || session.controller.look(without_snapshot);
         if let Some(why) = without_snapshot() {
             note(format_args!("ssntp: waiting for the list of nodes: {why}"));
@@ -170,8 +170,60 @@ impl<'a> Session<'a> {
         match without_snapshot() {
             // A command that continued would report an empty cluster.
             Some(why) => Err(Failure::new(format!("the nodes are not known: {why}"))),
-            None => Ok(session),
+            None => {
+                if !is_complete && !session.controller.wait_complete(Duration::ZERO) {
+                    note("ssntp: some nodes have not reported yet: their instances are not known");
+                }
+                Ok(session)
+            }
         }
+    }
+
+    /// The outcome of sending a command for an instance that was there; `None` if it has gone meanwhile.
+    pub(super) fn unless_gone<E>(&self, instance: Uuid, sent: Result<Order, E>) -> Result<Option<Order>, E> {
+        let is_gone = || self.controller.look(|view| view.instance(instance).is_none());
+        match sent {
+            Err(_) if is_gone() => Ok(None),
+            sent => sent.map(Some),
+        }
+    }
+
+    /// Sends a command for each of `all`, and prints what becomes of them. A command that cannot be sent ends the
+    /// sending; those before it are reported all the same. `None` of `send` passes one over.
+    pub(super) fn send_each<T, E>(
+        &self,
+        all: &[T],
+        send: impl Fn(&T) -> Result<Option<Order>, E>,
+        wait: bool,
+    ) -> Result<(), Failure>
+    where
+        Failure: From<E>,
+    {
+        let (mut orders, mut failed) = (Vec::new(), None);
+        for one in all {
+            // Each of many may block until the queue has room.
+            if self.stop.requested() {
+                failed = Some(self.stop.interrupted());
+            } else {
+                match send(one) {
+                    Ok(order) => orders.extend(order),
+                    Err(e) => failed = Some(Failure::from(e)),
+                }
+            }
+            if failed.is_some() {
+                break;
+            }
+        }
+        let Some(failed) = failed else {
+            return self.finish(orders, wait);
+        };
+        if all.len() > 1 {
+            let (sent, rest) = (orders.len(), all.len() - orders.len());
+            note(format_args!("ssntp: {sent} commands were sent, {rest} were not"));
+        }
+        // The reason why the rest was not sent is the last line.
+        let _ = self.finish(orders, wait);
+        Err(failed)
     }
 
     /// Finds the instances with these names and beginnings of UUIDs, each once. All are found before a

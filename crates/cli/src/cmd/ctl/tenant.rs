@@ -1,5 +1,6 @@
 //! `ssntp ctl tenant`, and the network of an instance that `start --tenant` starts.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::value_parser;
@@ -10,7 +11,7 @@ use ssntp_payload::{
     Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
     TenantEntry, TenantRefusal, Tenants, TunnelStats, VmType,
 };
-use ssntp_view::all_pages;
+use ssntp_view::{View, all_pages};
 use uuid::Uuid;
 
 use super::json::known;
@@ -20,7 +21,7 @@ use super::sessions::new_id;
 use super::tables;
 use crate::cmd::table;
 use crate::failure::Failure;
-use crate::output::{print_either, print_json, print_line, printable};
+use crate::output::{note, print_either, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// Make, show and remove the networks of tenants
@@ -142,7 +143,7 @@ fn add(options: &Options, session: &Session<'_>, args: &AddArgs) -> Result<(), F
     print_either(options.json, shown(&entry), text)
 }
 
-/// Starts the concentrator of a tenant if it does not exist, and blocks until it has announced itself.
+/// Starts the concentrator of a tenant if it does not exist or was stopped, and blocks until it has announced itself.
 fn start_concentrator(
     options: &Options,
     session: &Session<'_>,
@@ -178,10 +179,19 @@ fn start_concentrator(
         name: format!("cnci-{}", entry.name),
         ..Start::default()
     };
-    if session.controller.look(|view| view.instance(uuid).is_none()) {
-        session.wait_for_node(|node| node.network)?;
-        let order = session.controller.start_workload(&StartPayload::from(start))?;
-        session.settle(order)?;
+    let is_alive = |view: &View| Some(view.instance(uuid)?.is_alive());
+    match session.controller.look(is_alive) {
+        Some(true) => {}
+        // It was stopped, or its node was evacuated.
+        Some(false) => {
+            let order = session.controller.restart(uuid)?;
+            session.settle(order)?;
+        }
+        None => {
+            session.wait_for_node(|node| node.network)?;
+            let order = session.controller.start_workload(&StartPayload::from(start))?;
+            session.settle(order)?;
+        }
     }
     let announced = || Ok(session.controller.look(|view| view.cnci(uuid)?.since));
     let announced = session
@@ -213,17 +223,33 @@ fn delete_concentrator(session: &Session<'_>, uuid: Uuid) -> Result<(), Failure>
     if session.controller.look(|view| view.instance(uuid).is_some()) {
         let order = session.controller.delete(uuid)?;
         session.settle(order)?;
+    } else {
+        note(format_args!(
+            "ssntp: no connected node has the concentrator: if a node that is away has it, `ssntp ctl delete {uuid}` \
+             deletes it once the node is back"
+        ));
     }
     Ok(())
 }
 
-fn list(session: &Session<'_>) -> Result<(), Failure> {
-    let entries = all_pages(|after: &String| {
+/// The concentrators of all tenants, as the scheduler has recorded them.
+pub(super) fn concentrators(session: &Session<'_>) -> Result<BTreeSet<Uuid>, Failure> {
+    let entries = entries(session)?.into_iter();
+    Ok(entries
+        .filter_map(|entry| entry.concentrator_uuid.uuid())
+        .collect())
+}
+
+fn entries(session: &Session<'_>) -> Result<Vec<TenantEntry>, Failure> {
+    all_pages(|after: &String| {
         // The name in a List is the last one of the page before.
         let page = send(session, &request(TenantAction::List, after))?;
         Ok::<_, Failure>((page.entries, page.next))
-    })?;
-    table::print(session.json, tables::TENANTS, &(), &entries, shown)
+    })
+}
+
+fn list(session: &Session<'_>) -> Result<(), Failure> {
+    table::print(session.json, tables::TENANTS, &(), &entries(session)?, shown)
 }
 
 fn show(session: &Session<'_>, name: &str) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! The commands of `ssntp ctl` that send orders and wait for their results.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use clap::value_parser;
 use ssntp::payload::{Id, yaml};
 use ssntp_payload::{
     AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, Requirements, Start,
+    StartPayload,
 };
 use ssntp_view::{CommandError, Controller, FindError, Order, View};
 use uuid::Uuid;
@@ -87,15 +89,8 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     if has_constraint && !session.controller.look(ssntp_view::View::heeds_constraints) {
         return Err(Failure::new("the scheduler is older and ignores constraints"));
     }
-    let mut orders = Vec::new();
-    for start in &starts {
-        // Up to 10,000 STARTs may block until the queue has room.
-        if session.stop.requested() {
-            return Err(session.stop.interrupted());
-        }
-        orders.push(session.controller.start_workload(start)?);
-    }
-    session.finish(orders, args.waiting.wait())
+    let send = |start: &StartPayload| session.controller.start_workload(start).map(Some);
+    session.send_each(&starts, send, args.waiting.wait())
 }
 
 #[derive(Debug, clap::Args)]
@@ -134,10 +129,12 @@ pub(super) fn delete(options: &Options, stop: &Stop, args: &DeleteArgs) -> Resul
     })
 }
 
-/// All instances but the concentrators, without which tenants have no network.
-fn all(view: &View) -> Vec<Uuid> {
+/// All instances but the concentrators, without which tenants have no network. Those of the scheduler's list of
+/// tenants may be away, and others are known to the view only.
+fn all(view: &View, concentrators: &BTreeSet<Uuid>) -> Vec<Uuid> {
     let all = view.instances().map(|instance| instance.uuid);
-    all.filter(|instance| view.cnci(*instance).is_none()).collect()
+    all.filter(|instance| view.cnci(*instance).is_none() && !concentrators.contains(instance))
+        .collect()
 }
 
 /// Sends a command for each of the instances.
@@ -152,14 +149,20 @@ where
 {
     let session = Session::open_complete(options, stop)?;
     let instances = if args.all {
-        session.controller.look(all)
+        let concentrators = tenant::concentrators(&session)?;
+        session.controller.look(|view| all(view, &concentrators))
     } else {
         session.find_instances(&args.instances)?
     };
-    let orders = instances
-        .into_iter()
-        .map(|instance| command(&session.controller, instance));
-    session.finish(orders.collect::<Result<_, _>>()?, args.waiting.wait())
+    let send = |instance: &Uuid| {
+        let sent = command(&session.controller, *instance);
+        if args.all {
+            session.unless_gone(*instance, sent)
+        } else {
+            sent.map(Some)
+        }
+    };
+    session.send_each(&instances, send, args.waiting.wait())
 }
 
 #[derive(Debug, clap::Args)]
@@ -443,7 +446,12 @@ mod tests {
         view.connected(None);
         view.apply(&Frame::of(&stats), at);
         view.apply(&Frame::of(&announced), at);
-        assert_eq!(all(&view), [instance]);
+        assert_eq!(all(&view, &BTreeSet::new()), [instance]);
+        // It has announced nothing since the scheduler was started.
+        let mut view = View::default();
+        view.connected(None);
+        view.apply(&Frame::of(&stats), at);
+        assert_eq!(all(&view, &BTreeSet::from([concentrator])), [instance]);
         assert!(view.has_concentrator(concentrator));
     }
 }

@@ -27,7 +27,7 @@ const EXIT_CODE_DELAY: Duration = Duration::from_secs(2);
 /// Without --timeout, the wait has no limit. An instance that its node is about to start again has not
 /// ended. Exit codes: 0 if every instance
 /// runs (--for running) or has ended with exit code 0 (--for ended); 1 if the time limit
-/// passed first, or an instance no longer exists; 3 if an instance has failed: it ended
+/// passed first, or an instance no longer exists or is missing on its node; 3 if an instance has failed: it ended
 /// before it was seen to run (--for running), or it ended with another exit code, by a
 /// signal or out of memory (--for ended).
 #[derive(Debug, clap::Args)]
@@ -51,8 +51,12 @@ enum What {
 /// The result of the wait for an instance.
 #[derive(Debug)]
 enum Outcome {
-    Running { node: Uuid },
+    Running {
+        node: Uuid,
+    },
     Ended(Ending),
+    /// Its node has lost what it needs to know whether it runs.
+    Missing,
     Gone,
 }
 
@@ -72,7 +76,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             pending.retain(|other| *other != uuid);
             report(uuid, &outcome, options.json)?;
             match (&outcome, args.what) {
-                (Outcome::Gone, _) => gone = true,
+                (Outcome::Gone | Outcome::Missing, _) => gone = true,
                 (Outcome::Ended(_), What::Running) => failed = true,
                 (Outcome::Ended(ending), What::Ended) => failed |= !ending.is_success(),
                 (Outcome::Running { .. }, _) => {}
@@ -115,6 +119,9 @@ fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
         let is_final = ending.is_known() || age > EXIT_CODE_DELAY;
         return is_final.then_some(Outcome::Ended(ending));
     }
+    if instance.state == InstanceState::Missing {
+        return Some(Outcome::Missing);
+    }
     // Without current reports of the node, the state of the instance may be out of date.
     let current = view.node(instance.node).is_some_and(|node| node.is_current());
     let runs = what == What::Running && instance.state == InstanceState::Active && current;
@@ -126,6 +133,7 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         Outcome::Running { node } => format!("instance {uuid} runs on node {node}"),
         Outcome::Ended(ending) if ending.detail.is_empty() => format!("instance {uuid} has ended: {ending}"),
         Outcome::Ended(ending) => format!("instance {uuid} has ended: {ending}: {}", ending.detail),
+        Outcome::Missing => format!("instance {uuid} is missing on its node"),
         Outcome::Gone => format!("instance {uuid} is gone"),
     };
     let value = match outcome {
@@ -135,6 +143,7 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         Outcome::Ended(ending) => {
             json!({"result": "ended", "end": json::end(ending), "subject": uuid, "text": text})
         }
+        Outcome::Missing => json!({"result": "missing", "subject": uuid, "text": text}),
         Outcome::Gone => json!({"result": "gone", "subject": uuid, "text": text}),
     };
     even_unread(print_either(json, value, printable(&text)))
@@ -172,6 +181,27 @@ mod tests {
     use ssntp_payload::{InstanceStats, Stats};
 
     use super::*;
+
+    #[test]
+    fn the_wait_for_an_instance_that_is_missing_on_its_node_ends() {
+        let instance = Uuid::from_u128(1);
+        let stats = Stats {
+            node_uuid: Uuid::from_u128(2).into(),
+            instances: vec![InstanceStats {
+                instance_uuid: instance.into(),
+                state: InstanceState::Missing,
+                ..InstanceStats::default()
+            }],
+            ..Stats::default()
+        };
+        let mut view = View::default();
+        view.connected(None);
+        view.apply(&Frame::of(&stats), wall_clock());
+        for what in [What::Running, What::Ended] {
+            let found = outcome(&view, instance, what);
+            assert!(matches!(found, Some(Outcome::Missing)), "{found:?}");
+        }
+    }
 
     #[test]
     fn an_instance_that_its_node_starts_again_neither_runs_nor_has_ended() {
