@@ -52,7 +52,7 @@ use super::placement::{Allocation, Placement, Siblings, Suspension, Verdict};
 use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::proto::{Frame, Status};
-use ssntp::server::SessionInfo;
+use ssntp::server::{SendError, SessionInfo};
 use ssntp_payload::{Delete, InstanceState, Ready, StartFailure, StartFailureReason};
 use ssntp_transport::excerpt;
 
@@ -359,18 +359,33 @@ impl Starts {
 
     /// Answers a START that was not sent to a node.
     fn refuse_start(&mut self, out: &mut Out<'_, '_>, start: &UnplacedStart, reason: StartFailureReason) {
+        let missing = (reason == StartFailureReason::FullCloud)
+            .then(|| self.placement.missing(&start.needs))
+            .flatten();
+        self.refuse_unplaced(out, start, reason, missing.unwrap_or_default());
+    }
+
+    /// Like [`refuse_start`](Self::refuse_start), with this detail.
+    fn refuse_unplaced(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        start: &UnplacedStart,
+        reason: StartFailureReason,
+        detail: String,
+    ) {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.figures.failed(reason.word(), start.received, out.now());
         self.instances.unpark(start.instance);
         self.refused.push(start.instance);
-        let mut failure = start.failure(reason);
-        if failure.reason == StartFailureReason::FullCloud {
-            failure.detail = self.placement.missing(&start.needs).unwrap_or_default();
-        }
+        let failure = StartFailure {
+            detail,
+            ..start.failure(reason)
+        };
         out.tell_controllers(&failure);
     }
 
-    /// Sends a START to the node that was found; returns the START if that fails.
+    /// Sends a START to the node that was found. Returns the START if that node cannot be reached. A START
+    /// that no node can be sent is answered.
     fn deliver(
         &mut self,
         out: &mut Out<'_, '_>,
@@ -390,11 +405,16 @@ impl Starts {
                 None
             }
             Err(e) => {
-                // The node's queue is full or closed, so its session is about to end.
                 limited!(warn, out, node, "START not sent"; "START of {instance} for {node}: {e}");
                 self.instances.unassign(instance);
-                self.placement.close(node);
-                Some(start)
+                if matches!(e, SendError::NotConnected(_)) {
+                    self.placement.close(node);
+                    return Some(start);
+                }
+                // It is too long: a START grows with the lease of its address.
+                self.placement.take_back(&allocation);
+                self.refuse_unplaced(out, &start, StartFailureReason::InvalidData, e.to_string());
+                None
             }
         }
     }

@@ -414,6 +414,28 @@ fn a_start_whose_tenant_cannot_give_it_an_address_is_refused() {
     start_on(&mut controller, &mut node, &foreign);
 }
 
+#[test]
+fn a_start_that_is_too_long_with_its_address_is_refused_and_closes_no_node() {
+    let config = SchedulerConfig::new();
+    let cluster = Cluster::with(config, |server| server.max_payload(4096));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let _cnci = with_concentrator(&cluster, &mut controller);
+    let long = of_blue(1);
+    let text = format!("{}---\n", String::from_utf8(long.encode().to_vec()).unwrap());
+    let user_data = "#cloud-config\n".to_owned() + &"#".repeat(4070 - text.len()) + "\n";
+    controller.send_text(Command::START, &format!("{text}{user_data}"));
+    let failure = expect_failure(&mut controller, &long, Reason::InvalidData);
+    assert!(
+        failure.detail.contains("the maximum is 4096"),
+        "{}",
+        failure.detail
+    );
+    assert!(!has_address(&mut controller, long.instance_uuid));
+    let next = of_blue(1);
+    start_on(&mut controller, &mut node, &next);
+}
+
 /// Another instance may get its private address, and would be reached at the public one.
 #[test]
 fn the_public_address_of_an_instance_is_taken_back_with_its_address() {
