@@ -250,7 +250,8 @@ impl Cluster {
     ) {
         if frame.kind() == Command::START {
             if self.starts.handle_start(out, from, frame) == Handled::LacksAddress {
-                let leased = tenants.lease_for(from, frame, |cnci| self.cncis.is_announced(cnci));
+                let is_announced = |cnci| self.cncis.is_announced(cnci);
+                let leased = tenants.lease_for(from, frame, out.now(), is_announced);
                 self.handle_leased(out, from, frame, leased);
             }
         } else if frame.kind().is_of_streams() {

@@ -688,6 +688,7 @@ impl Handler for Scheduler {
         let of_all = [
             (is_written || has_lost).then(now),
             self.configuration.next_deadline(),
+            self.tenants.next_deadline(),
             self.term.as_ref().and_then(Term::next_deadline),
             self.following.next_deadline(self.leads()),
         ];

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,11 @@ const MAX_TENANTS: usize = 4096;
 const PAGE: usize = 256;
 /// The maximum number of changes that wait for the disk; a further one is refused.
 const MAX_WAITING: usize = 256;
+/// The maximum number of bytes of the STARTs that wait for the disk. It is enough for two of the longest ones,
+/// each as it arrived and with its address.
+const MAX_WAITING_BYTES: usize = 64 << 20;
+/// The time after which a change that waits for a disk is answered. An engine answers within five seconds.
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// The length limit of the file, in bytes. A longer one could not be read again. The engine has the
 /// same limit for its documents.
 const MAX_LEN: usize = yaml::MAX_DOCUMENT_LEN;
@@ -51,8 +57,15 @@ const ADDRESS_LEN: usize = 64;
 
 /// Why a Tenant is refused: the reason and its text.
 type TenantRefused = (Refusal, String);
-/// What waits for a write, and the controller that it is of.
-type Pending = (SessionInfo, Due);
+/// What waits for a write.
+#[derive(Debug)]
+struct Pending {
+    /// The controller that it is of.
+    from: SessionInfo,
+    due: Due,
+    /// The time at which it is answered even if the write has not ended.
+    until: Instant,
+}
 
 #[derive(Debug)]
 enum Due {
@@ -70,6 +83,15 @@ struct WaitingStart {
     instance: Uuid,
     /// True if the address was leased for this START.
     is_new: bool,
+}
+
+impl Pending {
+    fn bytes(&self) -> usize {
+        match &self.due {
+            Due::Start(start) => start.arrived.encoded_len() + start.leased.encoded_len(),
+            Due::Answer(_) => 0,
+        }
+    }
 }
 
 /// What became of a START that needs an address.
@@ -486,6 +508,42 @@ impl TenantTable {
         of.is_some_and(|(name, _)| !is_its(name))
     }
 
+    /// True if a change can wait for the disk, with this number of bytes.
+    fn has_room(&self, bytes: usize) -> bool {
+        let waiting: usize = self.waiting().map(Pending::bytes).sum();
+        self.waiting.len() < MAX_WAITING && waiting + bytes <= MAX_WAITING_BYTES
+    }
+
+    /// What waits for the write in progress and for the next one, the oldest first.
+    fn waiting(&self) -> impl Iterator<Item = &Pending> {
+        self.being_written.iter().flatten().chain(&self.waiting)
+    }
+
+    /// Takes what waits and is like this.
+    fn take_waiting(&mut self, is_it: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        let waiting = self.being_written.iter_mut().chain([&mut self.waiting]);
+        waiting
+            .flat_map(|waiting| {
+                waiting
+                    .extract_if(.., |pending| is_it(pending))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    /// The time at which the oldest change that waits is answered even if it has not been written.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.waiting().next().map(|pending| pending.until)
+    }
+
+    /// Has a change written. A repeated request causes one more write, and its answer waits for that.
+    fn wait(&mut self, from: &SessionInfo, due: Due, now: Instant) {
+        let (from, until) = (from.clone(), now + MAX_WAIT);
+        self.waiting.push(Pending { from, due, until });
+        self.is_changed = true;
+        self.write();
+    }
+
     /// Hands the table over to the thread if the table has changed and no write is in progress.
     fn write(&mut self) {
         if self.being_written.is_some() || !self.is_changed || !self.keeper.is_durable() {
@@ -532,6 +590,18 @@ impl TenantTable {
         Some((done, Err(why)))
     }
 
+    /// The changes that have waited too long, if there are any: the disk hangs.
+    fn take_overdue(&mut self, now: Instant) -> Option<FinishedWrite> {
+        let done = self.take_waiting(|pending| pending.until <= now);
+        let why = || {
+            format!(
+                "it may be lost, the disk has not answered for {} s",
+                MAX_WAIT.as_secs()
+            )
+        };
+        (!done.is_empty()).then(|| (done, Err(why())))
+    }
+
     /// Adds a lease to a START that names a tenant by its name or UUID, and no network. If it waits for the
     /// disk, [`proceed`](Self::proceed) returns it then. `is_announced` is true
     /// for the concentrators that run. A UUID of no tenant only marks the instance.
@@ -542,6 +612,7 @@ impl TenantTable {
         &mut self,
         from: &SessionInfo,
         frame: &Frame,
+        now: Instant,
         is_announced: impl Fn(Uuid) -> bool,
     ) -> Result<Leased, (StartFailureReason, String)> {
         use StartFailureReason::{FullCloud, InvalidData, NoNetCn};
@@ -569,7 +640,7 @@ impl TenantTable {
             let why = format!("the concentrator of tenant {name} does not run");
             return Err((NoNetCn, why));
         }
-        if self.waiting.len() >= MAX_WAITING {
+        if !self.has_room(2 * frame.encoded_len()) {
             return Err((FullCloud, "too many changes wait for the disk".to_owned()));
         }
         let asked = Tenant {
@@ -601,9 +672,7 @@ impl TenantTable {
                 instance,
                 is_new: has_changed,
             };
-            self.waiting.push((from.clone(), Due::Start(waiting)));
-            self.is_changed = true;
-            self.write();
+            self.wait(from, Due::Start(waiting), now);
             return Ok(Leased::Waits(instance));
         }
         Ok(Leased::Start(leased))
@@ -623,7 +692,7 @@ impl TenantTable {
         let instance = asked.instance_uuid.uuid();
         let freeing = instance.filter(|instance| self.is_freeing(*instance));
         let changes = !matches!(asked.action, Action::List | Action::Show);
-        let handled = if changes && self.waiting.len() >= MAX_WAITING {
+        let handled = if changes && !self.has_room(0) {
             // The disk may hang, and a controller may send any number of changes meanwhile.
             Err((Refusal::AtLimit, "too many changes wait for the disk".to_owned()))
         } else if let Some(why) = in_use {
@@ -648,10 +717,7 @@ impl TenantTable {
         // A repeated request changes nothing, but its first change may not be on the disk yet.
         let is_behind = self.is_changed || self.being_written.is_some();
         if self.keeper.is_durable() && (has_changed || (changes && is_behind)) {
-            self.waiting.push((from.clone(), Due::Answer(answer)));
-            // For a repeated request this causes one more write, and the answer waits for it.
-            self.is_changed = true;
-            self.write();
+            self.wait(from, Due::Answer(answer), out.now());
         } else {
             send(out, from, &answer);
         }
@@ -682,12 +748,8 @@ impl TenantTable {
     /// Takes the STARTs that wait for the disk, as they arrived, and frees the addresses that were leased for
     /// them: the write may fail, and the table of the next leader may not have them.
     pub(super) fn take_starts(&mut self) -> Vec<(SessionInfo, Frame)> {
-        let mut taken = Vec::new();
-        for pending in self.being_written.iter_mut().chain([&mut self.waiting]) {
-            taken.extend(pending.extract_if(.., |(_, due)| matches!(due, Due::Start(_))));
-        }
         let mut starts = Vec::new();
-        for (from, due) in taken {
+        for Pending { from, due, .. } in self.take_waiting(|pending| matches!(pending.due, Due::Start(_))) {
             if let Due::Start(start) = due {
                 self.give_back(&start);
                 starts.push((from, start.arrived));
@@ -704,13 +766,14 @@ impl TenantTable {
         }
     }
 
-    /// Answers the changes that have been written, and returns what else follows.
+    /// Answers the changes that have been written or have waited too long, and returns what else follows.
     pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>) -> Proceeded {
-        let Some((done, result)) = self.take_written() else {
+        let finished = self.take_written().or_else(|| self.take_overdue(out.now()));
+        let Some((done, result)) = finished else {
             return Proceeded::default();
         };
         let mut proceeded = Proceeded::default();
-        for (of, due) in done {
+        for Pending { from: of, due, .. } in done {
             match (due, &result) {
                 (Due::Start(start), Ok(_)) => proceeded.starts.push((of, start.leased, Ok(()))),
                 (Due::Start(start), Err(why)) => {

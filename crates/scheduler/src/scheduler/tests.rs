@@ -10,7 +10,7 @@ use crate::shared::Written;
 use crate::term::tests::acts;
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp_payload::{
-    ConcentratorInstanceAdded, Ready, Start, StartFailure, StartFailureReason as Failure, Tenant,
+    ConcentratorInstanceAdded, Ready, Start, StartFailure, StartFailureReason as Failure, Stats, Tenant,
     TenantAction, TenantEntry, TenantRefusal, Tenants,
 };
 
@@ -175,6 +175,23 @@ fn a_start_that_waits_for_the_disk_is_neither_refused_nor_loses_its_address() {
         rig.started(),
         expected.map(|(instance, ip)| (instance, ip.to_owned()))
     );
+}
+
+#[test]
+fn a_start_is_refused_and_its_address_is_free_if_the_disk_hangs() {
+    let mut rig = Rig::new(false);
+    let instance = rig.start(7);
+    rig.test.advance(Duration::from_secs(40));
+    assert_eq!(rig.failed(), [(instance, Failure::FullCloud)]);
+    let stats = Stats {
+        node_uuid: rig.node.into(),
+        ..Stats::default()
+    };
+    rig.test.receive(rig.node, &Frame::of(&stats));
+    let next = rig.start(8);
+    rig.end_write(Written::Done);
+    rig.end_write(Written::Done);
+    assert_eq!(rig.started(), [(next, "10.1.0.2".to_owned())]);
 }
 
 #[test]

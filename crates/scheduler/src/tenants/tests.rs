@@ -1,6 +1,10 @@
 //! The table of tenants: assignment, leases, its file, and what is freed again.
 
 use super::*;
+use ssntp::Role;
+use ssntp::proto::Command;
+use ssntp::testkit::{HandlerTest, Testkit};
+use ssntp_payload::Start;
 
 fn asked(action: Action, name: &str) -> Tenant {
     Tenant {
@@ -239,4 +243,30 @@ fn write_without_a_thread_fails() {
     table.write();
     assert!(table.keeper.is_done());
     assert!(table.take_written().is_some_and(|(_, result)| result.is_err()));
+}
+
+#[test]
+fn the_starts_that_wait_for_the_disk_are_bounded_in_bytes() {
+    let kit = Testkit::new().unwrap();
+    let mut test = HandlerTest::new(kit.server_config().unwrap(), ()).unwrap();
+    let from = test.connect(&kit.identity(Role::CONTROLLER).unwrap()).unwrap();
+    let (mut table, (keeper, _results)) = (TenantTable::default(), Keeper::held());
+    table.keeper = keeper;
+    table.change(&add("a", 1, 0)).unwrap();
+    let mut lease = |instance| {
+        let start = Start {
+            instance_uuid: Uuid::from_u128(instance),
+            tenant_uuid: "a".into(),
+            ..Start::default()
+        };
+        let user_data = vec![b'#'; MAX_WAITING_BYTES / 6];
+        let text = [Frame::of(&start).payload_bytes(), &b"---\n"[..], &user_data].concat();
+        let start = Frame::with_payload(Command::START, text);
+        let leased = table.lease_for(&from, &start, test.now(), |_| true);
+        leased.map_err(|(reason, _)| reason)
+    };
+    for instance in [1, 2] {
+        assert!(matches!(lease(instance), Ok(Leased::Waits(_))));
+    }
+    assert!(matches!(lease(3), Err(StartFailureReason::FullCloud)));
 }
