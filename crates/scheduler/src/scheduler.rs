@@ -678,6 +678,13 @@ impl Handler for Scheduler {
         if self.leads() {
             let out = &mut Out::new(cx, &mut self.log);
             self.cluster.starts().refuse_parked(out);
+            for (from, frame) in self.tenants.take_starts() {
+                let why = "the scheduler stops".to_owned();
+                let refused = Err((StartFailureReason::FullCloud, why));
+                self.cluster.handle_leased(out, &from, &frame, refused);
+            }
+            // The addresses of these STARTs are free in the file as well.
+            self.finish(cx);
         }
     }
 

@@ -414,6 +414,26 @@ fn a_start_whose_tenant_cannot_give_it_an_address_is_refused() {
     start_on(&mut controller, &mut node, &foreign);
 }
 
+/// The next scheduler knows nothing of a START that was refused.
+#[test]
+fn a_start_that_waits_when_the_scheduler_stops_leaves_no_address_in_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cluster.yaml");
+    let cluster = Cluster::new(SchedulerConfig::new().configuration_file(&file));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let _cnci = with_concentrator(&cluster, &mut controller);
+    let [running, waiting] = [of_blue(1), of_blue(1)];
+    start_on(&mut controller, &mut node, &running);
+    // The node has not sent READY since. So this START waits for the disk, and then for the node.
+    controller.send_payload(&waiting);
+    assert!(has_address(&mut controller, waiting.instance_uuid));
+    cluster.stop();
+    let table = std::fs::read_to_string(file.with_extension("tenants.yaml")).unwrap();
+    let names = |start: &Start| table.contains(&start.instance_uuid.to_string());
+    assert!(names(&running) && !names(&waiting), "{table}");
+}
+
 #[test]
 fn a_start_that_is_too_long_with_its_address_is_refused_and_closes_no_node() {
     let config = SchedulerConfig::new();
