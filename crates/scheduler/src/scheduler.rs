@@ -378,9 +378,8 @@ impl Scheduler {
         let intents = term.begin(acting, cx.now());
         cx.set_leader_token(Some(acting.token));
         // First, because the tenants say which instances have addresses.
-        if let Err(e) = self.take_documents(cx, view) {
-            error!(target: "ssntp::scheduler", "a document of the engine cannot be used: {e}");
-        }
+        self.take_configuration(cx, view);
+        self.tenants.take_view(view);
         let has_address = |instance| self.tenants.has_address(instance);
         let is_there = |node| cx.directory().session(node).is_some();
         self.cluster
@@ -406,17 +405,17 @@ impl Scheduler {
         self.begin_transfer(cx, cx.uuid());
     }
 
-    fn take_documents(&mut self, cx: &mut Context<'_>, view: &View) -> Result<(), SchedulerError> {
-        match view.documents.get(CONFIGURATION) {
-            Some(document) => {
-                self.configuration.replace(Bytes::from(document.text.clone()))?;
-                cx.set_configuration(self.configuration.current().clone());
+    /// Takes up the engine's configuration. If it cannot be used, the present one stays until a controller
+    /// sends another one.
+    fn take_configuration(&mut self, cx: &mut Context<'_>, view: &View) {
+        let Some(document) = view.documents.get(CONFIGURATION) else {
+            return self.configuration.write_current(cx.now());
+        };
+        match self.configuration.replace(Bytes::from(document.text.clone())) {
+            Ok(()) => cx.set_configuration(self.configuration.current().clone()),
+            Err(e) => {
+                error!(target: "ssntp::scheduler", "the configuration of the engine cannot be used: {e}");
             }
-            None => self.configuration.write_current(cx.now()),
-        }
-        match view.documents.get(TENANTS) {
-            Some(document) => self.tenants.replace(&document.text),
-            None => Ok(()),
         }
     }
 
@@ -450,6 +449,9 @@ impl Scheduler {
     fn follow_view(&mut self, cx: &mut Context<'_>, view: &View) {
         let Some(term) = &mut self.term else { return };
         if term.is_leading() {
+            if self.tenants.is_unreadable() {
+                self.tenants.take_view(view);
+            }
             let departed = if view.away.is_none() {
                 term.departed(view)
             } else {

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use log::error;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -31,6 +32,7 @@ use ssntp::proto::Frame;
 use ssntp::server::SessionInfo;
 use ssntp_cluster::subnet::{MAX_KEY, gateway, mac_of, subnet};
 use ssntp_cluster::summed::{parse_summed, read_summed, summed};
+use ssntp_engine::View;
 use ssntp_payload::{
     CommandSubject, PublicIpAssigned, StartFailureReason, StartPayload, Tenant, TenantAction as Action,
     TenantAddress, TenantEntry, TenantRefusal as Refusal, TenantRemoved, Tenants as Answer, check_name,
@@ -135,6 +137,8 @@ pub(super) struct TenantTable {
     /// and those of the write in progress.
     freed: BTreeSet<Uuid>,
     freed_in_write: BTreeSet<Uuid>,
+    /// The reason why the engine's table cannot be read.
+    unreadable: Option<String>,
     /// The instances whose public addresses may have to be taken back: they have lost their address,
     /// or a concentrator has reported one of theirs.
     to_check: Vec<Uuid>,
@@ -191,12 +195,26 @@ impl TenantTable {
         Ok(tenants)
     }
 
-    /// Replaces the table with the engine's.
-    pub(super) fn replace(&mut self, text: &[u8]) -> Result<(), SchedulerError> {
-        let table =
-            parse_summed(text).map_err(|why| SchedulerError::Read(TENANTS.into(), io::Error::other(why)))?;
-        self.begin(table);
+    /// Replaces the table with the engine's. If that cannot be read, nothing is written over it, and changes
+    /// are refused until it can.
+    pub(super) fn take_view(&mut self, view: &View) {
+        let text = view.documents.get(TENANTS).map(|document| &document.text[..]);
+        self.unreadable = text.and_then(|text| self.replace(text).err());
+        if let Some(why) = &self.unreadable {
+            error!(target: "ssntp::scheduler", "the tenants cannot be changed: {why}");
+        }
+    }
+
+    fn replace(&mut self, text: &[u8]) -> Result<(), String> {
+        let table = parse_summed(text);
+        let table = table.map_err(|why| format!("the engine's document {TENANTS} cannot be read: {why}"));
+        self.begin(table?);
         Ok(())
+    }
+
+    /// True if the engine has a table that cannot be read.
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.unreadable.is_some()
     }
 
     fn begin(&mut self, table: Table) {
@@ -546,7 +564,8 @@ impl TenantTable {
 
     /// Hands the table over to the thread if the table has changed and no write is in progress.
     fn write(&mut self) {
-        if self.being_written.is_some() || !self.is_changed || !self.keeper.is_durable() {
+        let is_due = self.is_changed && self.keeper.is_durable() && self.being_written.is_none();
+        if !is_due || self.is_unreadable() {
             return;
         }
         self.keeper.write(summed(&self.table).map(Bytes::from));
@@ -621,6 +640,9 @@ impl TenantTable {
             Refusal::AtLimit => (FullCloud, why),
             _ => (InvalidData, why),
         };
+        if let Some(why) = &self.unreadable {
+            return Err((FullCloud, why.clone()));
+        }
         let mut payload: StartPayload = frame.payload().map_err(|e| (InvalidData, e.to_string()))?;
         let start = &mut payload.start;
         let id = &start.tenant_uuid;
@@ -692,7 +714,9 @@ impl TenantTable {
         let instance = asked.instance_uuid.uuid();
         let freeing = instance.filter(|instance| self.is_freeing(*instance));
         let changes = !matches!(asked.action, Action::List | Action::Show);
-        let handled = if changes && !self.has_room(0) {
+        let handled = if let Some(why) = &self.unreadable {
+            Err((Refusal::NotSaved, why.clone()))
+        } else if changes && !self.has_room(0) {
             // The disk may hang, and a controller may send any number of changes meanwhile.
             Err((Refusal::AtLimit, "too many changes wait for the disk".to_owned()))
         } else if let Some(why) = in_use {

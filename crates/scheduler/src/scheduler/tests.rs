@@ -1,5 +1,6 @@
 //! STARTs that wait until the address of their instance is written.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -8,7 +9,9 @@ use super::*;
 use crate::keeper::Keeper;
 use crate::shared::Written;
 use crate::term::tests::acts;
+use ssntp::proto::Event;
 use ssntp::testkit::{HandlerTest, Testkit};
+use ssntp_engine::Document;
 use ssntp_payload::{
     ConcentratorInstanceAdded, Ready, Start, StartFailure, StartFailureReason as Failure, Stats, Tenant,
     TenantAction, TenantEntry, TenantRefusal, Tenants,
@@ -98,6 +101,15 @@ impl Rig {
         self.test.receive(self.controller, &Frame::of(&asked));
     }
 
+    /// The reason why a request is refused.
+    fn refusal(&mut self, action: TenantAction, instance: Uuid) -> TenantRefusal {
+        self.test.sent_to(self.controller);
+        self.ask(action, instance);
+        let sent = self.test.sent_to(self.controller);
+        let answer = sent.iter().find(|frame| frame.kind() == Event::TENANTS);
+        answer.unwrap().payload::<Tenants>().unwrap().reason
+    }
+
     fn end_write(&mut self, result: Written) {
         self.results.send(result).unwrap();
         self.test.advance(STEP);
@@ -137,11 +149,19 @@ impl Rig {
             .collect()
     }
 
-    /// The term of the scheduler ends (`None`), or one begins.
-    fn act(&mut self, token: Option<u64>) {
+    /// The term of the scheduler ends (`None`), or one begins. The engine has these documents then.
+    fn act(&mut self, token: Option<u64>, documents: &[(&str, &[u8])]) {
         let until = self.test.now() + 10 * STEP;
+        let document = |text: &[u8]| Document {
+            text: text.to_vec(),
+            revision: 1,
+        };
+        let documents = documents.iter();
         self.shared.set_view(&View {
             acting: token.map(|token| Acting { token, until }),
+            documents: documents
+                .map(|(name, text)| ((*name).to_owned(), document(text)))
+                .collect(),
             ..View::default()
         });
         // Any frame makes the scheduler take up the view.
@@ -162,10 +182,7 @@ fn a_start_that_waits_for_the_disk_is_neither_refused_nor_loses_its_address() {
     question.requirements.node_id = Uuid::from_u128(99).into();
     rig.test.receive(rig.controller, &Frame::of(&question));
     assert_eq!(rig.failed(), [(instance, Failure::AlreadyRunning)]);
-    rig.ask(TenantAction::Release, instance);
-    let answers = rig.test.sent_to(rig.controller);
-    let answer: Tenants = answers[0].payload().unwrap();
-    assert_eq!(answer.reason, TenantRefusal::InUse);
+    assert_eq!(rig.refusal(TenantAction::Release, instance), TenantRefusal::InUse);
     rig.end_write(Written::Done);
     let successor = rig.start(8);
     rig.end_write(Written::Done);
@@ -198,14 +215,43 @@ fn a_start_is_refused_and_its_address_is_free_if_the_disk_hangs() {
 fn a_start_whose_lease_was_not_written_before_the_term_ended_is_leased_an_address_in_the_next_one() {
     let mut rig = Rig::new(true);
     let instance = rig.start(7);
-    rig.act(None);
+    rig.act(None, &[]);
     rig.end_write(Written::Refused(
         "this scheduler does not lead any more".to_owned(),
     ));
     assert_eq!(rig.failed(), []);
-    rig.act(Some(2));
+    rig.act(Some(2), &[]);
     rig.send_ready();
     assert_eq!(rig.started(), [], "its address is not written");
+    rig.end_write(Written::Done);
+    assert_eq!(rig.started(), [(instance, "10.1.0.2".to_owned())]);
+}
+
+#[test]
+fn an_unreadable_configuration_hides_no_tenants() {
+    let mut rig = Rig::new(true);
+    let empty = ssntp_cluster::summed::summed(&BTreeMap::from([("tenants", BTreeMap::<String, u8>::new())]));
+    rig.act(None, &[]);
+    rig.act(Some(2), &[(CONFIGURATION, b"["), (TENANTS, &empty.unwrap())]);
+    assert_eq!(
+        rig.refusal(TenantAction::Show, Uuid::nil()),
+        TenantRefusal::NoTenant
+    );
+}
+
+#[test]
+fn tenants_that_cannot_be_read_are_neither_changed_nor_written_over() {
+    let mut rig = Rig::new(true);
+    rig.act(None, &[]);
+    rig.act(Some(2), &[(TENANTS, b"damaged")]);
+    for action in [TenantAction::Show, TenantAction::Lease] {
+        assert_eq!(rig.refusal(action, Uuid::from_u128(7)), TenantRefusal::NotSaved);
+    }
+    let instance = rig.start(7);
+    assert_eq!(rig.failed(), [(instance, Failure::FullCloud)]);
+    // An operator has mended it.
+    rig.act(Some(2), &[]);
+    rig.start(7);
     rig.end_write(Written::Done);
     assert_eq!(rig.started(), [(instance, "10.1.0.2".to_owned())]);
 }
