@@ -195,6 +195,14 @@ fn a_start_that_waits_for_the_disk_is_neither_refused_nor_loses_its_address() {
 }
 
 #[test]
+fn a_start_that_waits_for_the_disk_is_answered_at_a_stop() {
+    let mut rig = Rig::new(false);
+    let instance = rig.start(7);
+    rig.test.stop();
+    assert_eq!(rig.failed(), [(instance, Failure::FullCloud)]);
+}
+
+#[test]
 fn a_start_is_refused_and_its_address_is_free_if_the_disk_hangs() {
     let mut rig = Rig::new(false);
     let instance = rig.start(7);

@@ -15,7 +15,8 @@ use ssntp_payload::{
     TenantAdded, TenantEntry, TenantRefusal, TenantRemoved, Tenants,
 };
 use ssntp_scheduler::placement::Policy;
-use ssntp_scheduler::{Enrolments, SchedulerConfig};
+use ssntp_scheduler::{Enrolments, Scheduler, SchedulerConfig};
+use ssntp_test_support::wait::wait_for;
 use uuid::Uuid;
 
 use super::client::Client;
@@ -425,9 +426,12 @@ fn a_start_that_waits_when_the_scheduler_stops_leaves_no_address_in_the_file() {
     let _cnci = with_concentrator(&cluster, &mut controller);
     let [running, waiting] = [of_blue(1), of_blue(1)];
     start_on(&mut controller, &mut node, &running);
-    // The node has not sent READY since. So this START waits for the disk, and then for the node.
+    // The node has not sent READY since, so this START waits for it.
     controller.send_payload(&waiting);
-    assert!(has_address(&mut controller, waiting.instance_uuid));
+    wait_for(|| {
+        let starts = Scheduler::figures(&cluster.server.handle()).unwrap().starts;
+        (starts.held == 1).then_some(()).ok_or("it is not held")
+    });
     cluster.stop();
     let table = std::fs::read_to_string(file.with_extension("tenants.yaml")).unwrap();
     let names = |start: &Start| table.contains(&start.instance_uuid.to_string());
