@@ -95,7 +95,7 @@ impl From<NotStored> for CommandRefused {
     fn from(not: NotStored) -> Self {
         match not {
             NotStored::Busy => (EnrolmentRefusal::Busy, "other changes take too long".to_owned()),
-            NotStored::Refused(why) => (EnrolmentRefusal::NotStored, why),
+            NotStored::Refused(why) | NotStored::Away(why) => (EnrolmentRefusal::NotStored, why),
             NotStored::Unknown(why) => (EnrolmentRefusal::Unknown, why),
         }
     }

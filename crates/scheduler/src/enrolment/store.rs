@@ -239,6 +239,8 @@ impl Drop for ChangeGuard<'_> {
 pub(super) enum NotStored {
     Busy,
     Refused(String),
+    /// The engine has not stored it, for example because this scheduler drains and has left the cluster.
+    Away(String),
     Unknown(String),
 }
 
@@ -247,6 +249,10 @@ impl From<NotStored> for JoinRefusal {
         match not {
             NotStored::Busy => Self::Busy,
             NotStored::Refused(why) => Self::Issuer(why),
+            NotStored::Away(why) => {
+                log::warn!(target: "ssntp::scheduler", "a node gets no certificate now, and asks again: {why}");
+                Self::Unavailable
+            }
             NotStored::Unknown(why) => {
                 log::warn!(target: "ssntp::scheduler", "it is not known whether a join is stored: {why}");
                 Self::Unavailable
@@ -391,22 +397,21 @@ impl RecordStore {
     /// Stores the records. Returns the document's new revision, or `None` if another scheduler has changed it
     /// since this revision.
     fn store(&self, records: &mut Records, revision: Option<u64>) -> Result<Option<Option<u64>>, NotStored> {
-        let not_stored = |why: String| NotStored::Refused(why);
         let Some(shared) = self.shared.get() else {
             if let Place::File(path) = &self.place {
                 let text = text(records, MAX_FILE)?;
-                replace(path, &text).map_err(|e| not_stored(format!("{}: {e}", path.display())))?;
+                replace(path, &text).map_err(|e| NotStored::Refused(format!("{}: {e}", path.display())))?;
             }
             return Ok(Some(None));
         };
         let text = text(records, MAX_DOCUMENT)?;
         let documents = shared.documents();
-        let documents = documents.ok_or_else(|| not_stored("the scheduler has not joined yet".to_owned()))?;
+        let documents = documents.ok_or(NotStored::Busy)?;
         match documents.write(ENROLMENT, &text, revision.map_or(When::Absent, When::At)) {
             Ok(revision) => Ok(Some(Some(revision))),
             Err(EngineError::Changed) => Ok(None),
             Err(e) if e.is_unknown() => Err(NotStored::Unknown(e.to_string())),
-            Err(e) => Err(not_stored(e.to_string())),
+            Err(e) => Err(NotStored::Away(e.to_string())),
         }
     }
 }

@@ -342,6 +342,22 @@ fn without_an_answer_of_the_engine_a_join_is_unknown_and_the_same_key_asks_again
 }
 
 #[test]
+fn a_node_that_joins_while_the_scheduler_leaves_the_cluster_is_told_to_try_again() {
+    let engine = MemoryEngine::new();
+    let (records, membership) = one_of_several(&engine, 1);
+    add(&records, token("t", 1));
+    drop(membership);
+    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Unavailable));
+    let (other, _membership) = one_of_several(&engine, 2);
+    assert!(join(&other, 1, "one").is_ok());
+    let engine = MemoryEngine::new();
+    let (records, _membership) = one_of_several(&engine, 1);
+    add(&records, token("t", 1));
+    engine.fail(Some(EngineError::Refused("no room".to_owned())));
+    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Unavailable));
+}
+
+#[test]
 fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_stay_so() {
     let engine = MemoryEngine::new();
     let (records, _membership) = one_of_several(&engine, 1);
