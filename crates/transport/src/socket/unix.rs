@@ -88,8 +88,11 @@ fn is_socket(path: &Path) -> bool {
 }
 
 fn is_stale(path: &Path) -> bool {
-    // A refused connection means that no process listens at the file any more.
-    is_socket(path) && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+    // A refused connection means that no process listens at the file any more. One that has a full queue is in use.
+    let limit = Duration::from_secs(1);
+    is_socket(path)
+        && connect_unless(path, limit, &Cancel::new())
+            .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 #[cfg(test)]
@@ -114,6 +117,27 @@ mod tests {
         let error = listen(file.path(), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&file).unwrap(), b"text");
+    }
+
+    #[test]
+    fn listening_where_a_process_listens_that_accepts_nobody_fails_in_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _listener = listen(&path, None).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect_unless(&path, Duration::ZERO, &Cancel::new()) {
+                Ok(stream) => waiting.push(stream),
+                Err(full) => break full,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::TimedOut);
+        let (told, listened) = crossbeam_channel::bounded(1);
+        let of_thread = path.clone();
+        crate::host::threads::spawn("listen", move || told.send(listen(&of_thread, None))).unwrap();
+        let listened = listened.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(listened.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(path.exists());
     }
 
     /// Another user who watches the directory never finds a file that it may use.
