@@ -125,10 +125,9 @@ impl ServerHandle {
     /// Begins to stop the server, as [`Server::stop`](super::Server::stop) does, and returns at once. [`Server::wait`](super::Server::wait) returns
     /// when the server has stopped.
     pub fn stop(&self) {
-        // If the channel is full, wait for room. A dispatcher must not wait: it may be this server's
-        // own, which alone makes room.
-        if self.post(|cx| cx.stop()) == Err(CallError::Busy) && !dispatch::is_dispatcher() {
-            let _ = self.events.send(DispatchEvent::Stop);
+        // First, so that the server stops after what was sent to the dispatcher before.
+        if self.post(|cx| cx.stop()) == Err(CallError::Busy) {
+            self.events.stop();
         }
     }
 

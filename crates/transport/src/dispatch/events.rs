@@ -48,6 +48,8 @@ pub fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
 struct Bell {
     /// True while the dispatcher sleeps or is about to.
     asleep: AtomicBool,
+    /// True if the dispatcher has been asked to stop.
+    stops: AtomicBool,
     dispatcher: OnceLock<Thread>,
 }
 
@@ -130,6 +132,12 @@ impl<T> Events<T> {
         Ok(())
     }
 
+    /// Asks the dispatcher to stop, also while the channel is full. Never blocks.
+    pub fn stop(&self) {
+        self.bell.0.stops.store(true, Ordering::SeqCst);
+        self.bell.0.ring();
+    }
+
     /// The number of events in the channel.
     pub(super) fn len(&self) -> usize {
         self.channel.len()
@@ -147,13 +155,16 @@ pub struct Queue<T> {
 
 impl<T> Queue<T> {
     /// The oldest event and the time at which it was sent. Blocks until there is an event, until the
-    /// deadline, or until the last producer is dropped.
+    /// deadline or [`Events::stop`], which are told as a timeout, or until the last producer is dropped.
     pub fn next(&self, deadline: Option<Instant>) -> Result<(T, Instant), RecvTimeoutError> {
         let mut is_announced = false;
         loop {
             match self.channel.try_recv() {
                 Ok(sent) => return Ok(sent),
                 Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
+                Err(TryRecvError::Empty) if self.bell.stops.load(Ordering::SeqCst) => {
+                    return Err(RecvTimeoutError::Timeout);
+                }
                 Err(TryRecvError::Empty) => {}
             }
             let left = deadline.map(nap);
@@ -179,6 +190,11 @@ impl<T> Queue<T> {
     /// The oldest event and the time at which it was sent, if there is an event.
     pub fn try_next(&self) -> Option<(T, Instant)> {
         self.channel.try_recv().ok()
+    }
+
+    /// True once after [`Events::stop`].
+    pub fn take_stop(&self) -> bool {
+        self.bell.stops.swap(false, Ordering::SeqCst)
     }
 
     /// A handle that shows whether events wait.
@@ -248,6 +264,23 @@ mod tests {
         }
         events.try_send(1).unwrap();
         assert!(matches!(dispatcher.join().unwrap(), Ok((1, _))));
+    }
+
+    #[test]
+    fn a_stop_needs_no_room_and_wakes_a_sleeping_dispatcher() {
+        let (events, queue) = channel(1);
+        events.send(1).unwrap();
+        events.stop();
+        assert!(matches!(queue.next(None), Ok((1, _))));
+        assert_eq!(queue.next(None), Err(RecvTimeoutError::Timeout));
+        assert!(queue.take_stop() && !queue.take_stop());
+        let bell = Arc::clone(&queue.bell);
+        let dispatcher = crate::host::threads::spawn("dispatcher", move || queue.next(None)).unwrap();
+        while !bell.asleep.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        events.stop();
+        assert_eq!(dispatcher.join().unwrap(), Err(RecvTimeoutError::Timeout));
     }
 
     #[test]

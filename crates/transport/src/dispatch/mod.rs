@@ -365,6 +365,9 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
             runner.waited(now.saturating_duration_since(sent));
             runner.handle(event, now);
         }
+        if events.take_stop() {
+            runner.handle(DispatchEvent::Stop, now);
+        }
         // Read again, so that no frame of the turn leaves before its time of arrival, and no lease that has ended
         // meanwhile is used.
         runner.core_mut().time_of_day(wall_clock());
