@@ -146,7 +146,7 @@ pub enum RequestError {
     #[error(transparent)]
     Payload(#[from] crate::payload::Error),
     /// The request was refused. The text is the reason: a text of the application, or a word of the
-    /// protocol: `not_connected`, `not_allowed`, `not_answered`, `queue_full`, `unsupported`.
+    /// protocol: `not_connected`, `to_sender`, `not_allowed`, `not_answered`, `queue_full`, `unsupported`.
     #[error("refused: {0}")]
     Refused(String),
 }
@@ -185,7 +185,6 @@ impl Awaited {
 /// The requests of one end that wait for answers.
 #[derive(Debug)]
 pub(super) struct Outstanding {
-    next: u64,
     most: usize,
     asked: HashMap<u64, Asked>,
     /// The number of answers that came too late or from the wrong sender.
@@ -211,9 +210,6 @@ impl Asked {
 impl Outstanding {
     pub(super) fn new(most: usize) -> Self {
         Self {
-            // A random start, so that an answer to a request of an earlier process with the same UUID
-            // answers none of these.
-            next: Uuid::new_v4().as_u64_pair().1,
             most,
             asked: HashMap::new(),
             late: 0,
@@ -236,8 +232,9 @@ impl Outstanding {
         }
         // Room for one, so that the thread that settles the request never blocks.
         let (answer, answered) = crossbeam_channel::bounded(1);
-        self.next = self.next.wrapping_add(1);
-        let (id, place) = (self.next, Arc::new(()));
+        // Random, so that nobody can guess it and answer a request to any addressee, and so that an answer to a request
+        // of an earlier process with the same UUID answers none of these.
+        let (id, place) = (Uuid::new_v4().as_u64_pair().1, Arc::new(()));
         let asked = Asked {
             addressee,
             kind: content.kind(),
@@ -312,6 +309,17 @@ impl Outstanding {
 mod tests {
     use super::*;
     use crate::proto::FrameType;
+
+    #[test]
+    fn the_id_of_a_request_tells_nobody_the_next_one() {
+        let mut requests = Outstanding::new(2);
+        let frame = Frame::new(FrameKind::new(FrameType::COMMAND, 0x80));
+        let [one, other] = [(), ()].map(|()| {
+            let (sent, _) = requests.ask(Uuid::nil(), Uuid::nil(), &frame).unwrap();
+            Exchange::read(sent.payload_bytes()).unwrap().id
+        });
+        assert!(one.abs_diff(other) > 1 << 16, "{one:x} {other:x}");
+    }
 
     #[test]
     fn a_request_has_its_place_as_long_as_its_caller_waits() {

@@ -36,6 +36,7 @@ use super::config::ServerConfig;
 use super::context::Context;
 use super::disconnect::DisconnectReason;
 use super::environment::Environment;
+use super::error::SendError;
 use super::guard::guard;
 use super::handler::{ClusterHandler, Handler};
 use super::links::{EndCode, Forwarded, LinkEvent, LinkFault, Receivers};
@@ -347,8 +348,10 @@ impl ServerCore {
         } else if frame.kind() == Command::RENEW_CERTIFICATE {
             state.renew_certificate(info, &request);
         } else if let Some(addressee) = addressee {
-            if state.send(Some(info.uuid), addressee, &asking).is_err() {
-                state.refuse(&request, addressee, "not_connected");
+            if let Err(why) = state.send(Some(info.uuid), addressee, &asking) {
+                let is_own = matches!(why, SendError::ToSender(_));
+                let word = if is_own { "to_sender" } else { "not_connected" };
+                state.refuse(&request, addressee, word);
             }
         } else if state.routing.rule(frame.kind()).is_some() {
             state.request_by_rule(info, &request, &asking);

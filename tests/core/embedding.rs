@@ -321,6 +321,20 @@ fn requests_and_answers_are_types_of_the_application() {
 }
 
 #[test]
+fn a_handler_stops_its_server_also_while_the_channel_to_the_dispatcher_is_full() {
+    let kit = Testkit::new().unwrap();
+    let server = Server::start(kit.server_config().unwrap(), ()).unwrap();
+    let handle = server.handle();
+    let fill = move |_: &mut Context<'_>| {
+        while handle.post(|_| {}).is_ok() {}
+        handle.stop();
+    };
+    server.handle().with(fill).unwrap();
+    let stopping = server.stopping().recv_timeout(LIMIT);
+    assert!(stopping.is_err_and(|e| e.is_disconnected()));
+}
+
+#[test]
 fn a_request_goes_to_its_addressee_or_by_the_rules() {
     let kit = Testkit::new().unwrap();
     let rules = Rules::new().multicast(QUERY, Role::NETAGENT);
@@ -333,6 +347,8 @@ fn a_request_goes_to_its_addressee_or_by_the_rules() {
     let nobody = Err(RequestError::Refused("not_connected".into()));
     assert_eq!(asker.request(Frame::new(QUERY), LIMIT), nobody);
     assert_eq!(ask(Uuid::from_u128(7)), nobody);
+    let itself = Err(RequestError::Refused("to_sender".into()));
+    assert_eq!(ask(asker.uuid()), itself);
 
     let (agent, netagent) = (
         client(&kit, Role::AGENT, operands()),

@@ -130,6 +130,7 @@ fn explained(error: RequestError) -> Failure {
     let meaning = match why.as_str() {
         "not_allowed" => "the filter of the server does not let this client send it",
         "not_connected" => "the client that has to answer is not connected",
+        "to_sender" => "the UUID that has to answer is this client's own",
         "not_answered" => "the server has no --forward for it; --to UUID names a client that answers",
         "queue_full" => "the client that has to answer is too slow",
         "unsupported" => "the server, or the client that has to answer, has no --application for it",
