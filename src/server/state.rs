@@ -728,7 +728,12 @@ impl State {
             ..Servers::default()
         };
         match &done {
-            Ok(false) => return,
+            Ok(false) => {
+                // The other server does not know the operator's certificate.
+                let (other, operator) = (&asked.uuid, Named(by.certificate()));
+                info!(target: AUDIT, "drain of server {other} within {} s passed on: by {by}, {operator}", asked.within_s);
+                return;
+            }
             Ok(true) => {
                 let (now, operator) = (self.time.now, Named(by.certificate()));
                 let line = format_args!("{by} ({operator}): drains this server");
