@@ -194,6 +194,11 @@ impl ClientHandle {
     /// [`ClientError::BorrowedUuid`] if it is bound to another UUID, [`ClientError::Tls`], or the
     /// reason why the client has ended. The client keeps its credentials then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
+        self.replace(identity, Some(trust))
+    }
+
+    /// As [`renew`](Self::renew); without a trust, with the newest one.
+    pub(super) fn replace(&self, identity: &Identity, trust: Option<&Trust>) -> Result<(), ClientError> {
         if let Some(reason) = self.state.uplink.ended() {
             return Err(reason);
         }
@@ -204,8 +209,9 @@ impl ClientHandle {
                 bound,
             });
         }
-        let renewed = ClientCredentials::new(identity, trust, self.state.config.resumption)?;
         let mut credentials = locked(&self.state.credentials);
+        let trust = trust.unwrap_or(&credentials.trust);
+        let renewed = ClientCredentials::new(identity, trust, self.state.config.resumption)?;
         let follows = renewed.connector.check_follows(&credentials.connector);
         follows.map_err(Arc::new)?;
         *credentials = renewed;

@@ -430,16 +430,16 @@ pub(super) fn renew_until_closed(client: &ClientHandle, files: &NodeFiles) {
     let share = random_share();
     let mut wait = due_in(client.newest().0.info(), share);
     while ended.recv_timeout(wait).is_err_and(|e| e.is_timeout()) {
-        let (identity, trust) = client.newest();
-        let certificate = identity.info();
         // The clock may have been set meanwhile, or the files replaced by hand.
-        wait = due_in(certificate, share);
+        wait = due_in(client.newest().0.info(), share);
         if !wait.is_zero() {
             continue;
         }
         if client.wait_connected(Some(LONGEST_PAUSE)).is_err() {
             return;
         }
+        let (identity, trust) = client.newest();
+        let certificate = identity.info();
         let left = certificate
             .not_after
             .duration_since(wall_clock())
@@ -479,16 +479,21 @@ fn renew(
     trust: &Trust,
 ) -> Result<String, JoinError> {
     let renewed = files.follow(client, before, trust)?;
-    client.renew(&renewed, trust)?;
+    // With the newest trust, because it may have been replaced meanwhile.
+    client.replace(&renewed, None)?;
     Ok(renewed.info().not_after_text())
 }
 
 #[cfg(all(test, feature = "issue"))]
 mod tests {
-    use ssntp_pki::CertificateRequest;
+    use std::sync::{Arc, OnceLock};
+
+    use ssntp_pki::{CertificateRequest, Enrolled};
 
     use super::*;
     use crate::Server;
+    use crate::client::{ClientEvent, SessionEnd};
+    use crate::server::{Enrolment, EnrolmentStore, Redeem};
     use crate::testkit::{Testkit, Tokens};
 
     #[test]
@@ -526,6 +531,55 @@ mod tests {
         let alone = attempt(&[&wrong]).unwrap_err();
         assert!(matches!(alone, JoinError::Server(_)), "{alone}");
         assert!(attempt(&[&hangs, &wrong, &good]).is_ok());
+    }
+
+    /// A store that replaces the trust of the client which renews.
+    struct Replacing(Tokens, Arc<OnceLock<(ClientHandle, Trust)>>);
+
+    impl EnrolmentStore for Replacing {
+        fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
+            self.0.join(id, key, redeem)
+        }
+
+        fn renew(
+            &self,
+            before: &CertificateInfo,
+            of_issuer: bool,
+            renewed: &Enrolled,
+        ) -> Result<Enrolled, JoinRefusal> {
+            let (client, trust) = self.1.wait();
+            let replaced = client.renew(&client.newest().0, trust);
+            replaced.map_err(|why| JoinRefusal::Issuer(why.to_string()))?;
+            self.0.renew(before, of_issuer, renewed)
+        }
+    }
+
+    #[test]
+    fn a_trust_that_is_replaced_during_a_renewal_stays() {
+        let (kit, other, tokens) = (
+            Testkit::new().unwrap(),
+            Testkit::new().unwrap(),
+            Tokens::default(),
+        );
+        let client_of_store = Arc::default();
+        let store = Replacing(tokens.clone(), Arc::clone(&client_of_store));
+        let issuer = kit.authority().issuer("i", Role::AGENT, 1).unwrap();
+        let enrolment = Enrolment::new(issuer, store).lifetime(Duration::from_secs(200));
+        let _server = Server::start(kit.server_config().unwrap().enrol(enrolment), ()).unwrap();
+        let token = kit.token(&tokens, Role::AGENT, 1).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let join = Join::new(token, directory.path()).connect_in_memory(kit.network());
+        let files = join.run().unwrap();
+        let config = files.client_config().unwrap().renewal_spread(Duration::ZERO);
+        let client = Client::connect(config.connect_in_memory(kit.network())).unwrap();
+        let both = kit.trust().and(&other.trust()).unwrap();
+        client_of_store.set((client.handle(), both)).unwrap();
+        let is_renewed = |event| {
+            let renewed = SessionEnd::Renewed;
+            matches!(event, ClientEvent::Disconnected { reason, .. } if reason == renewed)
+        };
+        assert!(client.iter().any(is_renewed));
+        assert_eq!(client.newest().1.authorities().len(), 2);
     }
 
     #[test]
