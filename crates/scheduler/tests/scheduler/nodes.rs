@@ -117,7 +117,11 @@ fn a_controller_receives_snapshot_complete_once() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
     let complete: SnapshotComplete = first.recv_any().payload().unwrap();
-    assert_eq!(complete, SnapshotComplete::default());
+    let expected = SnapshotComplete {
+        constraints: true,
+        ..SnapshotComplete::default()
+    };
+    assert_eq!(complete, expected);
     let mut one = cluster.agent(Role::AGENT, &mut [&mut first]);
     let mut other = cluster.agent(Role::AGENT, &mut [&mut first]);
     let _silent = cluster.agent(Role::AGENT, &mut [&mut first]);
