@@ -7,7 +7,8 @@
 //!
 //! Each line is an instance and its node, or only an instance once that is gone. The last line of
 //! an instance counts. The file is rewritten when most of its lines are outdated. The dispatcher
-//! never waits for the disk, so a scheduler that is killed may lose its most recent lines.
+//! never waits for the disk, so a scheduler that is killed may lose its most recent lines. If the disk is too
+//! slow, changes are dropped, and once half of the queue is free the nodes of all instances are handed over.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -32,14 +33,21 @@ const BATCH: usize = 4096;
 /// instances.
 const SLACK: usize = 10_000;
 
-/// An instance and its node; `None` once the instance is gone.
-type Change = (Uuid, Option<Uuid>);
+/// What is handed over to the thread.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// An instance and its node; `None` once the instance is gone.
+    One(Uuid, Option<Uuid>),
+    /// The node of each instance.
+    All(HashMap<Uuid, Uuid>),
+}
 
 /// The thread that writes the file. Dropping it waits until all changes are on the disk.
 #[derive(Debug)]
 pub(super) struct Ledger {
     changes: Sender<Change>,
     _thread: Joined,
+    /// True if the queue was full, so that the file lacks changes.
     is_behind: bool,
     /// Closing this file releases the lock.
     _lock: File,
@@ -80,17 +88,31 @@ impl Ledger {
         Ok((ledger, owners))
     }
 
-    /// Keeps the node of an instance. Does not block: if the disk is too slow, the change is
-    /// dropped and a warning is logged.
+    /// Keeps the node of an instance. Does not block: if the disk is too slow, a warning is logged, and
+    /// this change and further ones are dropped until [`catch_up`](Self::catch_up).
     pub(super) fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
-        let sent = self.changes.try_send((instance, node));
-        let is_full = matches!(sent, Err(TrySendError::Full(_)));
-        if is_full && !self.is_behind {
+        if self.is_behind {
+            return;
+        }
+        let sent = self.changes.try_send(Change::One(instance, node));
+        self.is_behind = matches!(sent, Err(TrySendError::Full(_)));
+        if self.is_behind {
             warn!(target: "ssntp::scheduler", "the disk of --state is too slow: a restart may forget instances");
         }
-        // There is one warning until half of the queue is free. Otherwise a queue that remains
-        // nearly full would fill the log.
-        self.is_behind = is_full || (self.is_behind && self.changes.len() > MAX_WAITING / 2);
+    }
+
+    /// True if changes were dropped, and there is room again. That is half of the queue, because a queue that
+    /// remains nearly full would fill the log, and copy the table each time.
+    pub(super) fn can_catch_up(&self) -> bool {
+        self.is_behind && self.changes.len() <= MAX_WAITING / 2
+    }
+
+    /// Keeps the nodes of all instances in place of what was kept before.
+    pub(super) fn catch_up(&mut self, owners: HashMap<Uuid, Uuid>) {
+        self.is_behind = matches!(
+            self.changes.try_send(Change::All(owners)),
+            Err(TrySendError::Full(_))
+        );
     }
 }
 
@@ -141,7 +163,15 @@ impl Book {
         while let Ok(first) = changes.recv() {
             let mut text = String::new();
             // Many changes are written at once, because each write waits for the disk.
-            for (instance, node) in std::iter::once(first).chain(changes.try_iter().take(BATCH)) {
+            for change in std::iter::once(first).chain(changes.try_iter().take(BATCH)) {
+                let (instance, node) = match change {
+                    Change::One(instance, node) => (instance, node),
+                    Change::All(owners) => {
+                        // The file is rewritten.
+                        (self.owners, self.lines) = (owners, usize::MAX);
+                        continue;
+                    }
+                };
                 let _ = match node {
                     Some(node) => writeln!(text, "{instance} {node}"),
                     None => writeln!(text, "{instance}"),
@@ -183,6 +213,26 @@ impl Book {
 }
 
 #[cfg(test)]
+impl Ledger {
+    /// A ledger whose thread is the test, which receives the changes.
+    pub(super) fn unwritten() -> (Self, Receiver<Change>) {
+        let (changes, given) = bounded(MAX_WAITING);
+        let ledger = Self {
+            changes,
+            _thread: Joined::default(),
+            is_behind: false,
+            _lock: tempfile::tempfile().unwrap(),
+        };
+        (ledger, given)
+    }
+
+    /// Drops a change, because the disk is too slow.
+    pub(super) fn fall_behind(&mut self) {
+        (0..=MAX_WAITING).for_each(|_| self.keep(Uuid::nil(), None));
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -200,25 +250,39 @@ mod tests {
     }
 
     #[test]
-    fn slow_disk_is_logged_once_until_half_of_the_queue_is_free() {
-        let dir = tempfile::tempdir().unwrap();
-        let (changes, given) = bounded(MAX_WAITING);
-        let mut ledger = Ledger {
-            changes,
-            _thread: Joined::default(),
-            is_behind: false,
-            _lock: File::create(dir.path().join(LOCK)).unwrap(),
-        };
-        let mut keep = |count: usize| {
-            (0..count).for_each(|_| ledger.keep(Uuid::nil(), None));
-            ledger.is_behind
-        };
-        assert!(!keep(MAX_WAITING));
-        assert!(keep(1));
+    fn slow_disk_is_logged_once_and_all_is_handed_over_when_half_of_the_queue_is_free() {
+        let (mut ledger, given) = Ledger::unwritten();
+        (0..MAX_WAITING).for_each(|_| ledger.keep(Uuid::nil(), None));
+        assert!(!ledger.is_behind);
+        ledger.keep(Uuid::nil(), None);
+        assert!(ledger.is_behind);
         given.recv().unwrap();
-        assert!(keep(1), "the queue is full again, which was logged before");
+        assert!(!ledger.can_catch_up(), "the queue is nearly full");
         given.try_iter().take(MAX_WAITING / 2 + 1).for_each(drop);
-        assert!(!keep(1));
+        assert!(ledger.can_catch_up());
+        ledger.catch_up(HashMap::new());
+        assert!(!ledger.is_behind);
+        assert_eq!(given.try_iter().last(), Some(Change::All(HashMap::new())));
+    }
+
+    #[test]
+    fn all_that_is_handed_over_replaces_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let uuid = Uuid::from_u128;
+        let mut book = Book {
+            path: path.clone(),
+            owners: HashMap::from([(uuid(1), uuid(7))]),
+            lines: 1,
+        };
+        let (changes, given) = bounded(3);
+        changes.send(Change::One(uuid(4), Some(uuid(7)))).unwrap();
+        let all = HashMap::from([(uuid(2), uuid(8)), (uuid(3), uuid(8))]);
+        changes.send(Change::All(all)).unwrap();
+        changes.send(Change::One(uuid(3), None)).unwrap();
+        drop(changes);
+        book.serve(&given);
+        assert_eq!(read(&path).unwrap(), HashMap::from([(uuid(2), uuid(8))]));
     }
 
     #[test]

@@ -168,6 +168,7 @@ impl Starts {
 
     /// The intents for the instances that are gone since the last call.
     pub(crate) fn take_gone(&mut self) -> Vec<Intent> {
+        self.instances.catch_up();
         let gone = self.instances.take_gone();
         gone.iter()
             .for_each(|intent| self.moves.handle_gone(intent.instance));

@@ -6,6 +6,8 @@
 //!                             └─▶ intents, for all other schedulers
 //! ```
 
+use std::collections::HashMap;
+
 use uuid::Uuid;
 
 use crate::messages::{Intent, StartState};
@@ -45,6 +47,18 @@ impl Handover {
             ledger.keep(instance, node);
         }
         self.record(instance, node, StartState::Answered);
+    }
+
+    /// True if the ledger has dropped changes, and can take the nodes of all instances now.
+    pub(super) fn can_catch_up(&self) -> bool {
+        self.ledger.as_ref().is_some_and(Ledger::can_catch_up)
+    }
+
+    /// Hands the node of each instance over to the ledger.
+    pub(super) fn catch_up(&mut self, owners: HashMap<Uuid, Uuid>) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.catch_up(owners);
+        }
     }
 
     /// Records once more that an instance is gone.

@@ -235,6 +235,17 @@ impl Instances {
         gone.map(Intent::gone).collect()
     }
 
+    /// Hands the whole table over to the ledger if that has dropped changes, and has room again.
+    pub(super) fn catch_up(&mut self) {
+        if self.handover.can_catch_up() {
+            let lost = self.lost.iter().map(|instance| (*instance, LOST));
+            let known = self.by_uuid.iter();
+            // The later one counts: a node has listed an instance that was ended with its node.
+            let all = lost.chain(known.filter_map(|(instance, entry)| Some((*instance, entry.node?))));
+            self.handover.catch_up(all.collect());
+        }
+    }
+
     /// All intents, at most [`MAX_INTENTS`]. `command_id` returns the id of an instance's START.
     pub(super) fn intents(&self, command_id: impl Fn(Uuid) -> String) -> Vec<Intent> {
         let known = self.by_uuid.iter().filter_map(|(instance, entry)| {

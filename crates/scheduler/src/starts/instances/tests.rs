@@ -4,6 +4,7 @@ use InstanceState::{Active, Exited, Pending, Stopping};
 
 use super::*;
 use crate::placement::{Placement, Policy, Siblings, Verdict};
+use crate::starts::ledger::{Change, Ledger};
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::Needs;
 use ssntp_payload::Ready;
@@ -371,4 +372,21 @@ fn the_starts_that_wait_for_an_answer_are_counted() {
     );
     stage.table.ended(ONE, false);
     assert_eq!(stage.table.taken(ONE), None);
+}
+
+#[test]
+fn a_ledger_that_has_dropped_changes_gets_the_whole_table() {
+    let (mut stage, (mut ledger, given)) = (Stage::new(), Ledger::unwritten());
+    ledger.fall_behind();
+    stage.table.handover().keep_in(ledger);
+    stage.give(ONE, NODE);
+    stage.table.lost(TWO);
+    stage.table.catch_up();
+    given.try_iter().for_each(drop);
+    stage.table.catch_up();
+    stage.give(Uuid::from_u128(3), NODE);
+    stage.table.catch_up();
+    let all = HashMap::from([(ONE, NODE), (TWO, LOST)]);
+    let next = Change::One(Uuid::from_u128(3), Some(NODE));
+    assert_eq!(given.try_iter().collect::<Vec<_>>(), [Change::All(all), next]);
 }
