@@ -23,6 +23,18 @@ pub(super) struct Made {
     pub(super) digest: Option<u64>,
     /// The settings of the host that hinder tenants, as they were read last.
     hindrances: Vec<String>,
+    /// True if the links of a former agent could not be read. So it is not known what this agent has to keep.
+    pub(super) is_unknown: bool,
+}
+
+impl Made {
+    /// Fails if it is not known what there is.
+    pub(super) fn check_known(&self) -> Result<(), String> {
+        if self.is_unknown {
+            return Err("the links of the former agent could not be read: start the agent again".to_owned());
+        }
+        Ok(())
+    }
 }
 
 /// A concentrator on this node.

@@ -19,7 +19,7 @@ use super::config::{NetworkConfig, TunnelConfig};
 use super::files::renew;
 use super::filter::{Filter, table, tunnel};
 use super::links::{
-    GROUP, Link, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
+    GROUP, Link, Underlay, addresses, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
 };
 use super::made::{End, LocalConcentrator, Made, Namespace, Net, Part, Port};
 use super::tools;
@@ -147,6 +147,7 @@ impl Networks {
     pub(crate) fn attach(&self, instance: Uuid, to: &TenantPort, end: End) -> Result<(), String> {
         self.check_underlay()?;
         let mut made = locked(&self.made);
+        made.check_known()?;
         made.digest = None;
         let port = Port {
             interface: to.interface.clone(),
@@ -270,7 +271,10 @@ impl Networks {
     pub(crate) fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
         let mut made = locked(&self.made);
         *made = Made::default();
-        let links = links()?;
+        made.is_unknown = true;
+        // Tried again, because nothing of the former agent would be kept without it.
+        let links = links().or_else(|_| links())?;
+        made.is_unknown = false;
         for (instance, attachment, pid) in instances {
             if let Err(why) = adopt(&mut made, &links, *instance, attachment, *pid) {
                 warn!("instance {instance}: {why}");
@@ -337,6 +341,7 @@ impl Networks {
     /// Reads the state of the kernel, and makes again the filters and links that are wrong or
     /// missing. After an error, `found` has the part that was read.
     fn inspect(&self, made: &mut Made, found: &mut Inspection) -> Result<(), String> {
+        made.check_known()?;
         found.drops = self.keep_filter(made)?;
         found.links = links()?;
         found.broken = self.settle(made, &found.links);
@@ -348,16 +353,25 @@ impl Networks {
         self.hold_port()
     }
 
-    /// Checks that the underlay exists and is up.
+    /// Checks that the underlay exists, is up, and has the address that the tunnels were made with.
     fn check_underlay(&self) -> Result<(), String> {
         let device = &self.underlay.device;
         let links: Vec<Link> = tools::json("ip", &["link", "show", "dev", device])
             .map_err(|why| format!("the underlay {device}: {why}"))?;
         let is_up = |link: &Link| link.is_up() && link.operstate != "DOWN";
-        if links.iter().all(is_up) {
+        if !links.iter().all(is_up) {
+            return Err(format!("the underlay {device} is down"));
+        }
+        let (ip, all) = (self.underlay.ip, addresses()?);
+        let has_it =
+            |link: &Link| link.ifname == *device && link.addr_info.iter().any(|address| address.local == ip);
+        if all.iter().any(has_it) {
             Ok(())
         } else {
-            Err(format!("the underlay {device} is down"))
+            Err(format!(
+                "the underlay {device} has lost its address {ip}: tunnels work again with it, or with another one once \
+                 the agent is started again"
+            ))
         }
     }
 

@@ -61,6 +61,15 @@ fn a_start_without_its_network_fails_with_the_reason() {
     rig.ip_on("b", "addr add 10.78.0.12/24 dev u1");
     rig.ip_on("b", "link set u1 up");
     begin(&mut rig, "--users agent --network tenants --underlay u1", None);
+    // It gets another address while it stays up, as by DHCP.
+    rig.ip_on("b", "addr add 10.78.0.13/24 dev u1");
+    rig.ip_on("b", "addr del 10.78.0.12/24 dev u1");
+    refused(
+        &rig,
+        "b",
+        OTHERS,
+        &["the underlay u1 has lost its address 10.78.0.12"],
+    );
     rig.ip_on("b", "link del u1");
     refused(&rig, "b", OTHERS, &["the underlay u1", "does not exist"]);
     assert_eq!(
