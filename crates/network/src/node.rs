@@ -565,7 +565,7 @@ fn configure(port: &Port, net: &TenantNet) -> Result<(), String> {
         End::Process(namespace) => {
             let (namespace, gateway) = (namespace.open()?, gateway(net.subnet));
             set_address(&port.interface, 32, Some(gateway), &namespace)?;
-            // From this request the concentrator learns on which node the address is now. The kernel repeats
+            // From this request others see at once on which node the address is now. The kernel repeats
             // it until it is answered.
             let asked = tools::ip_within(&namespace, &format!("neigh replace {gateway} dev eth0 use\n"));
             asked.unwrap_or_else(|why| debug!("{}: its gateway is not asked for: {why}", port.interface.ip));

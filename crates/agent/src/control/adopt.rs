@@ -38,7 +38,9 @@ pub(super) fn restore_networks(settings: &Settings, instances: &Instances) {
         return;
     };
     let attached = |(id, instance): (&Uuid, &Instance)| {
-        let pid = instance.record.handle().filter(|_| instance.is_running())?.pid;
+        // An instance whose driver this agent lacks may run, and another agent will have the driver.
+        let may_run = instance.is_running() || instance.is_out_of_reach();
+        let pid = instance.record.handle().filter(|_| may_run)?.pid;
         let start = &instance.start.as_ref()?.start;
         let to = Attachment::of(start).ok()??;
         network.check(&to).ok()?;

@@ -577,6 +577,7 @@ impl Control {
     fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
         let stop: Stop = frame.payload()?;
         let (id, instance) = self.target(&stop.workload_agent_uuid, &stop.instance_uuid)?;
+        check_in_reach(instance)?;
         if !instance.can_be_stopped() {
             return Err(Reason::AlreadyStopped.into());
         }
@@ -592,12 +593,8 @@ impl Control {
     fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
         let delete: Delete = frame.payload()?;
         let (id, instance) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
-        // The instance may run. If its files were deleted, no agent could find its processes.
-        if instance.is_out_of_reach() {
-            return Err(Refused::invalid(
-                "it may run, and this agent does not have its driver",
-            ));
-        }
+        // If its files were deleted, no agent could find its processes.
+        check_in_reach(instance)?;
         let after = if delete.stop {
             RecordAfter::Release
         } else {
@@ -901,4 +898,14 @@ impl Control {
             self.outputs.report(now, frame);
         }
     }
+}
+
+/// Refuses to end an instance that may run, but that this agent cannot reach.
+fn check_in_reach(instance: &Instance) -> Result<(), Refused> {
+    if instance.is_out_of_reach() {
+        return Err(Refused::invalid(
+            "it may run, and this agent does not have its driver",
+        ));
+    }
+    Ok(())
 }

@@ -316,6 +316,22 @@ fn a_lost_record_gets_the_driver_that_takes_the_start() {
     assert_eq!(name, "fake");
 }
 
+/// It may run, and an agent with its driver can end it.
+#[test]
+fn an_instance_whose_driver_is_missing_is_neither_stopped_nor_deleted() {
+    let mut stage = Stage::offline(Settings {
+        drivers: Vec::new(),
+        ..settings()
+    });
+    let runs = stored(ONE, Some(record().running(&handle(ONE), 0)), Some(persistent(ONE)));
+    stage.control.adopt(stage.now, NodeRecord::default(), vec![runs]);
+    stage.connect();
+    stage.send(&stop(ONE));
+    assert_eq!(stage.next::<StopFailure>().reason, StopFailureReason::InvalidData);
+    stage.send(&delete(ONE, false));
+    assert_eq!(stage.next::<DeleteFailure>().reason, DeleteFailureReason::InvalidData);
+}
+
 #[test]
 fn recent_failures_of_starts_are_sent_again_in_a_new_session() {
     let mut stage = Stage::new();
