@@ -184,6 +184,23 @@ fn a_cut_at_any_byte_ends_the_handshake_and_the_session() {
     }
 }
 
+/// Otherwise a server without time for its newcomers would sign for those that are gone.
+#[test]
+fn a_client_that_has_hung_up_gets_no_answer() {
+    for kind in KINDS {
+        let (client, server) = kind();
+        // It waits for the answer to its first message, and gives up.
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let stream = Arc::clone(&client);
+        let given_up = connector().connect(stream, "localhost", &BufferPool::new(), deadline);
+        assert!(matches!(given_up.unwrap_err(), TlsError::Deadline));
+        client.shutdown(Shutdown::Write).unwrap();
+        let error = acceptor().accept(server, &BufferPool::new(), Instant::now() + LIMIT);
+        assert!(matches!(error.unwrap_err(), TlsError::Io(_)));
+        assert_eq!(client.read(&mut [0; 64]).unwrap(), 0);
+    }
+}
+
 #[test]
 fn a_silent_peer_ends_the_handshake_at_its_deadline() {
     for kind in KINDS {

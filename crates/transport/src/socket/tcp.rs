@@ -1,7 +1,7 @@
 //! TCP: options, connecting, listening.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -188,12 +188,15 @@ fn no_address(host: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"))
 }
 
+/// The time limit for finding the addresses of a name at which to listen.
+const LISTEN_LOOKUP: Duration = Duration::from_secs(10);
+
 /// Listens at every address of `host`; an empty host is every interface, in both IP versions.
 pub(crate) fn listen(host: &str, port: u16) -> io::Result<Vec<Socket>> {
     let addresses = if host.is_empty() {
         vec![([0u16; 8], port).into()]
     } else {
-        (host, port).to_socket_addrs()?.collect()
+        lookup::addresses(host, port, deadline(LISTEN_LOOKUP), &Cancel::new())?
     };
     listen_at(host, addresses)
 }

@@ -191,11 +191,16 @@ impl Acceptor {
     ) -> Result<Secured, TlsError> {
         let mut config = self.resuming.as_ref().unwrap_or(&self.config);
         let mut incoming = Ciphertext::new(pool.clone());
-        if let Some((protocol, unproven)) = &self.unproven
-            && offers(&*stream, &mut incoming, protocol, deadline)?
-        {
-            config = unproven;
+        let (protocol, unproven) = match &self.unproven {
+            Some((protocol, unproven)) => (&protocol[..], Some(unproven)),
+            None => (&[][..], None),
+        };
+        if offers(&*stream, &mut incoming, protocol, deadline)? {
+            config = unproven.unwrap_or(config);
         }
+        // A client that has waited too long may have hung up. An answer to it would cost a signature, and a server
+        // that has no time for its newcomers would spend all of it on those that are gone.
+        incoming.read(&*stream, usize::MAX)?;
         let connection = split::server(Arc::clone(config))?;
         handshake(stream, connection, incoming, pool, deadline, |peer| {
             // A client that was not asked for a certificate resumes no session.

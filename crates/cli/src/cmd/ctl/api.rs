@@ -3,12 +3,12 @@
 use std::fmt::Display;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use ssntp::transport::Address;
 use ssntp_http::client::{Connection, Response};
-use ssntp_transport::{is_timeout, now};
+use ssntp_transport::{deadline, is_timeout, now};
 
 use super::options::Options;
 use super::session::POLL;
@@ -16,9 +16,6 @@ use crate::failure::Failure;
 use crate::input;
 use crate::signals::Stop;
 
-/// The time limit for a request, including its connection. The controller answers within ten
-/// seconds.
-const LIMIT: Duration = Duration::from_secs(30);
 /// The longest answer, in bytes: the instances of the largest cluster.
 const LONGEST: usize = 64 << 20;
 
@@ -54,6 +51,11 @@ impl<'a> Api<'a> {
         Self { args, options, stop }
     }
 
+    /// The time at which a wait for the controller ends, which answers within ten seconds.
+    fn end(&self) -> Instant {
+        deadline(self.options.connect_limit())
+    }
+
     fn failed(&self, why: impl Display) -> Failure {
         Failure::new(format!("--http {}: {why}", self.args.http))
     }
@@ -74,8 +76,8 @@ impl<'a> Api<'a> {
         }
     }
 
-    /// Sends a request, and reads the JSON of its answer. Blocks for at most 30 seconds for the
-    /// connection and again for the answer, or until a signal.
+    /// Sends a request, and reads the JSON of its answer. Blocks for the connection and again for the
+    /// answer, each for at most the limit of `--timeout` (30 s), or until a signal.
     pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         self.exchange(method, path, body)?
             .map_err(|refusal| refusal.failure)
@@ -92,7 +94,7 @@ impl<'a> Api<'a> {
         let body = body.map(Value::to_string).unwrap_or_default();
         let mut connection = self.connect()?;
         let path = format!("/api/v1/{path}");
-        let sent = connection.send(method, &path, token.as_deref(), &body, now() + LIMIT);
+        let sent = connection.send(method, &path, token.as_deref(), &body, self.end());
         let answer = sent
             .map_err(|e| self.failed(e))
             .and_then(|()| self.receive(&mut connection));
@@ -132,7 +134,7 @@ impl<'a> Api<'a> {
             let (identity, trust) = self.options.credentials(self.stop)?;
             Some(trust.connector(&identity).map_err(Failure::new)?)
         };
-        let connection = Connection::open(address, connector.as_ref(), LONGEST, now() + LIMIT);
+        let connection = Connection::open(address, connector.as_ref(), LONGEST, self.end());
         connection.map_err(|e| {
             self.failed(format_args!(
                 "{e}; is a controller there (`ssntp controller --http`)?"
@@ -154,9 +156,10 @@ impl<'a> Api<'a> {
     }
 
     fn receive(&self, connection: &mut Connection) -> Result<Response, Failure> {
+        let limit = self.options.connect_limit();
         let answer = self
             .stop
-            .poll(Duration::ZERO, LIMIT, || match connection.receive(now() + POLL) {
+            .poll(Duration::ZERO, limit, || match connection.receive(now() + POLL) {
                 Ok(answer) => Ok(Some(answer)),
                 Err(e) if is_timeout(&e) => Ok(None),
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
@@ -164,7 +167,7 @@ impl<'a> Api<'a> {
                 }
                 Err(e) => Err(self.failed(e)),
             })?;
-        let seconds = LIMIT.as_secs();
+        let seconds = limit.as_secs_f32();
         answer.ok_or_else(|| self.failed(format_args!("the answer has not arrived in {seconds} s")))
     }
 }

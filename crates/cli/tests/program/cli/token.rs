@@ -64,6 +64,16 @@ fn a_command_whose_answer_is_lost_may_have_been_carried_out() {
 }
 
 #[test]
+fn the_time_limit_of_a_command_holds_for_a_controller_that_does_not_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let controller = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = controller.local_addr().unwrap();
+    let (code, text) = ssntp(directory.path(), &format!("ctl get --timeout 0.5 --http {at}"));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("has not arrived in 0.5 s"), "{text}");
+}
+
+#[test]
 fn the_page_of_a_proxy_that_has_got_no_answer_is_no_refusal() {
     let directory = tempfile::tempdir().unwrap();
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
