@@ -30,7 +30,9 @@ mod machine;
 mod membership;
 
 pub use self::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
-pub use self::etcd::{Endpoints, EndpointsError, Etcd, EtcdConfig, EtcdCredentials, EtcdRenewal, User};
+pub use self::etcd::{
+    Endpoints, EndpointsError, Etcd, EtcdConfig, EtcdCredentials, EtcdRenewal, LONGEST, User,
+};
 pub use self::machine::{Acting, CALL, Document, Join, LEADER_TIME, Leader, Machine, Member, Next, View};
 pub use self::membership::{Documents, Membership};
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use ssntp_engine::{Documents, EngineError, View};
+use ssntp_engine::{Documents, EngineError, LONGEST, View};
 use ssntp_transport::locked;
 
 /// The name of the engine's document with the configuration of the cluster.
@@ -15,6 +15,9 @@ pub(super) const TENANTS: &str = "tenants";
 pub(super) const ENROLMENT: &str = "enrolment";
 /// The length limit of a document, in bytes. etcd takes requests of up to 1.5 MiB.
 pub(super) const MAX_DOCUMENT: usize = 1 << 20;
+
+// One answer has the three documents in base64, which is a third longer, and the members.
+const _: () = assert!(LONGEST > 3 * MAX_DOCUMENT / 3 * 4 + (2 << 20));
 
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]

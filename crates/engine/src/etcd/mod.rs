@@ -29,9 +29,8 @@ use crate::machine::CALL;
 
 /// The maximum number of keys of a cluster: members, a leader and documents.
 const KEYS: usize = 4096;
-/// The longest answer. A cluster of 100 members with a configuration of 1 MiB in base64 needs a third of
-/// this.
-const LONGEST: usize = 4 << 20;
+/// The longest answer: all documents and members in base64.
+pub const LONGEST: usize = 8 << 20;
 /// The default port of etcd for clients.
 const PORT: u16 = 2379;
 

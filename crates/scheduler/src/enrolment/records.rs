@@ -176,10 +176,18 @@ impl Records {
         }
     }
 
+    /// The number of bytes in chains, which [give way](Self::drop_a_chain) to certificates.
+    pub(super) fn chains(&self) -> usize {
+        self.certificates.iter().map(|one| one.chain.len()).sum()
+    }
+
     /// Empties the oldest chain, to make room. False if there is none left.
     pub(super) fn drop_a_chain(&mut self) -> bool {
         let mut certificates = self.certificates.iter_mut();
         let oldest = certificates.find(|one| !one.chain.is_empty());
-        oldest.map(|one| one.chain = String::new()).is_some()
+        // Without its chain, the key is of no use.
+        oldest
+            .map(|one| (one.key, one.chain) = Default::default())
+            .is_some()
     }
 }

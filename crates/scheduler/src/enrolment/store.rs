@@ -421,6 +421,13 @@ fn text(records: &mut Records, limit: usize) -> Result<Vec<u8>, NotStored> {
     loop {
         let text = serde_json::to_vec(&*records).map_err(|e| NotStored::Refused(e.to_string()))?;
         if text.len() <= limit {
+            let needed = text.len().saturating_sub(records.chains());
+            if needed > limit / 5 * 4 {
+                log::warn!(target: "ssntp::scheduler",
+                    "the records of tokens and certificates have {needed} bytes of {limit}: \
+                     soon no node can join or renew; a shorter --node-lifetime forgets certificates earlier"
+                );
+            }
             return Ok(text);
         }
         if !records.drop_a_chain() {

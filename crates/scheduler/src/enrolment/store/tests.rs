@@ -279,6 +279,35 @@ fn chains_give_way_before_a_certificate_does() {
     assert!(matches!(text(&mut records, 100), Err(NotStored::Refused(_))));
 }
 
+#[test]
+fn records_that_will_soon_have_no_room_are_told_and_chains_do_not_count() {
+    let mut records = Records::default();
+    records.add_token(token("t", 9)).unwrap();
+    for node in 0..9 {
+        let joined = records.join("t", &node.to_string(), &mut |_, _| {
+            Ok(Enrolled {
+                chain: "c".repeat(1000),
+                ..enrolled(node, &node.to_string())
+            })
+        });
+        joined.unwrap();
+    }
+    let mut without = records.clone();
+    while without.drop_a_chain() {}
+    let needed = serde_json::to_vec(&without).unwrap().len();
+    let mut told = |limit| {
+        ssntp_test_support::warnings(|| {
+            text(&mut records, limit).unwrap();
+        })
+    };
+    assert!(told(needed * 3).is_empty());
+    let told = told(needed * 6 / 5);
+    assert!(
+        told.len() == 1 && told[0].contains("soon no node can join"),
+        "{told:?}"
+    );
+}
+
 /// One of several schedulers: the records, which a thread of its own keeps up to date.
 fn one_of_several(engine: &MemoryEngine, uuid: u128) -> (Enrolments, Membership) {
     let (records, shared) = (Enrolments::default(), Arc::new(Shared::default()));
