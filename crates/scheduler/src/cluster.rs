@@ -550,8 +550,11 @@ impl Cluster {
     /// the other schedulers what has changed. Called after each event.
     pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
         // Before addresses are freed, which is why their nodes no longer have them.
-        let moved = self.starts.take_moved().into_iter();
-        let tunnels = moved.filter_map(|(instance, node)| {
+        let moved = self.starts.take_moved();
+        moved
+            .iter()
+            .for_each(|(instance, _)| tenants.handle_known(*instance));
+        let tunnels = moved.into_iter().filter_map(|(instance, node)| {
             let tunnel = tenants.tunnel_of(instance, node)?;
             Some((tunnel.concentrator_uuid.uuid()?, node))
         });

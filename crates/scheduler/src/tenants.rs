@@ -124,7 +124,7 @@ pub(super) struct TenantTable {
     table: Table,
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
-    /// The instances whose address an earlier scheduler has leased.
+    /// The instances whose address an earlier scheduler has leased, and whose nodes this one has not known.
     earlier: BTreeSet<Uuid>,
     keeper: Keeper,
     /// What waits for the next write.
@@ -468,7 +468,13 @@ impl TenantTable {
         true
     }
 
-    /// True if an earlier scheduler has leased the address of an instance, so that this one may not know its node.
+    /// The node of an instance is known now.
+    pub(super) fn handle_known(&mut self, instance: Uuid) {
+        self.earlier.remove(&instance);
+    }
+
+    /// True if an earlier scheduler has leased the address of an instance, and this one has not known its node
+    /// since.
     pub(super) fn is_of_earlier(&self, instance: Uuid) -> bool {
         self.earlier.contains(&instance)
     }

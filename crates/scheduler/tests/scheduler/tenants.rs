@@ -612,6 +612,36 @@ fn an_instance_whose_node_has_not_reported_to_this_scheduler_keeps_its_address()
 }
 
 #[test]
+fn an_address_that_an_earlier_scheduler_leased_is_free_if_the_instance_cannot_be_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cluster.yaml");
+    let config = || SchedulerConfig::new().configuration_file(file.clone());
+    let cluster = Cluster::new(config());
+    let mut controller = cluster.controller();
+    let start = leased(&mut controller);
+    drop(controller);
+    cluster.stop();
+    let cluster = Cluster::new(config());
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let instance = start.instance_uuid;
+    start_on(&mut controller, &mut node, &start);
+    send_running(&mut node, &[instance]);
+    controller.send_payload(&Evacuate {
+        workload_agent_uuid: node.uuid.into(),
+        moves: true,
+        ..Evacuate::default()
+    });
+    node.expect(Command::EVACUATE);
+    node.send_payload(&InstanceStopped {
+        instance_uuid: instance.into(),
+        ..InstanceStopped::default()
+    });
+    node.expect_nothing();
+    assert!(!has_address(&mut controller, instance));
+}
+
+#[test]
 fn a_start_that_an_earlier_scheduler_sent_has_failed_unless_another_node_may_have_it() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
