@@ -131,10 +131,6 @@ impl ManagedObject {
     pub(crate) fn memory(&self) -> usize {
         // The entries of an object in all tables of a tree. A table is up to half empty.
         const OBJECT_ENTRIES: usize = 2 * size_of::<ManagedObject>() + 300;
-        // The entry of one child in the table of children, or of one identifier in the index.
-        const ENTRY: usize = 160;
-        // The allocation of a shared text begins with two reference counters.
-        let shared = |text: &str| json::allocated(16 + text.len());
         let of_property = |property: &Property| {
             let names = property
                 .data
@@ -144,7 +140,7 @@ impl ManagedObject {
             shared(&property.name) + json::memory(&property.data) + ident
         };
         let properties: usize = self.properties.iter().map(of_property).sum();
-        let children = self.children.iter().map(|child| ENTRY + shared(child.as_str()));
+        let children = self.children.iter().map(child_memory);
         let names = [&self.parent_subject, &self.parent_relation]
             .into_iter()
             .flatten();
@@ -165,6 +161,19 @@ impl ManagedObject {
     pub fn property(&self, name: &str) -> Option<&Value> {
         find(&self.properties, name)
     }
+}
+
+/// The memory of the entry of one child in the table of children, or of one identifier in the index.
+const ENTRY: usize = 160;
+
+/// The memory of a shared text. Its allocation begins with two reference counters.
+fn shared(text: &str) -> usize {
+    json::allocated(16 + text.len())
+}
+
+/// The approximate memory of one child in the list of its parent, in bytes.
+pub(super) fn child_memory(child: &Uri) -> usize {
+    ENTRY + shared(child.as_str())
 }
 
 /// A named value of an object.

@@ -44,7 +44,7 @@ pub use self::name::Name;
 pub use self::schema::{Schema, is_mac};
 pub use self::target::Target;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree};
-pub(crate) use self::tree::{Cursor, Piece};
+pub(crate) use self::tree::{Cursor, Piece, Replacement};
 pub use self::uri::{Uri, UriError};
 pub(crate) use self::watchers::memory as watch_memory;
 pub use self::watchers::{Watch, Watchers};

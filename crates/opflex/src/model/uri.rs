@@ -71,19 +71,20 @@ impl Uri {
         self == other || self.is_ancestor_of(other)
     }
 
-    /// The texts of all ancestors of this URI, shortest first, each with and without its last
-    /// slash.
+    /// The texts of all ancestors of this URI, shortest first, each without and with its last slash.
+    /// So the last one that is in a table is the nearest, and the form with the slash comes before
+    /// the other one, which any peer can add beside it.
     pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
         let path = self.path();
         // Both forms, because some peers omit the last slash. Between two slashes they are the same text.
         path.match_indices('/').flat_map(move |(at, _)| {
             let bare = Some(&path[..at]).filter(|text| !text.is_empty() && !text.ends_with('/'));
-            std::iter::once(&path[..=at]).chain(bare)
+            bare.into_iter().chain(std::iter::once(&path[..=at]))
         })
     }
 
     /// The text without its last slash.
-    pub(super) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.0.strip_suffix('/').unwrap_or(&self.0)
     }
 
@@ -240,7 +241,7 @@ mod tests {
     #[test]
     fn prefixes_are_the_possible_ancestors() {
         let prefixes = |text: &str| uri(text).prefixes().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(prefixes("/a/b/c/"), ["/", "/a/", "/a", "/a/b/", "/a/b"]);
+        assert_eq!(prefixes("/a/b/c/"), ["/", "/a", "/a/", "/a/b", "/a/b/"]);
         assert_eq!(prefixes("/a"), ["/"]);
         assert_eq!(prefixes("/"), [""; 0]);
         for prefix in prefixes("/a//b/c") {

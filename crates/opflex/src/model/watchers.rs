@@ -229,7 +229,7 @@ mod tests {
         watchers.watch(watch(3, uri("/"), None));
         watchers.watch(watch(4, uri("/a/b"), None));
         assert_eq!(of(&watchers, "/a/b/", now), [3, 2, 1]);
-        assert_eq!(of(&watchers, "/a/b/c/", now), [3, 2, 1, 4]);
+        assert_eq!(of(&watchers, "/a/b/c/", now), [3, 2, 4, 1]);
         assert_eq!(of(&watchers, "/a/bc/", now), [3, 2]);
         assert_eq!(of(&watchers, "/x/", now), [3]);
     }

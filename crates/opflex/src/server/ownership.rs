@@ -23,7 +23,7 @@ use super::resolves::seconds;
 use super::settings::{OnLeave, ServerSettings};
 use crate::json;
 use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
-use crate::model::{ChangeKind, Changes, ManagedObject, Name, Tree, Uri};
+use crate::model::{ChangeKind, Changes, Name, Replacement, Tree, Uri};
 use crate::peer::ConnectionId;
 use crate::shares::Shares;
 use ssntp_transport::Deadlines;
@@ -43,15 +43,6 @@ pub struct Declared {
     pub expires: Option<Instant>,
 }
 
-/// One endpoint of a request to declare.
-#[derive(Debug)]
-struct Claim {
-    root: Uri,
-    expires: Option<Instant>,
-    /// The memory of its objects, and of the name of the element.
-    bytes: usize,
-}
-
 /// All declarations in force.
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
@@ -69,31 +60,52 @@ struct Owner {
     /// latest last. At most [`MAX_CONNECTIONS`].
     connections: Vec<ConnectionId>,
     latest: ConnectionId,
+    /// The memory of the objects that belong to this declaration, and of the name of the element.
     bytes: usize,
 }
 
-impl Claim {
-    /// The endpoints of a list of objects: the objects that are not below another object of the
-    /// list, each with everything below it.
-    fn of(element: &Name, objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
-        // The name counts for each declaration, because an element may change its name before each.
-        let name = json::allocated(16 + element.len());
-        let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
-        // In the order of the URIs, an object follows the one that contains it. The draft does not
-        // require that parents are sent first.
-        sorted.sort_unstable_by(|a, b| a.uri.cmp(&b.uri));
-        let mut claims: Vec<Self> = Vec::new();
-        for object in sorted {
-            match claims.last_mut() {
-                Some(last) if last.root.covers(&object.uri) => last.bytes += object.memory(),
-                _ => claims.push(Self {
-                    root: object.uri.clone(),
-                    expires,
-                    bytes: name + object.memory(),
-                }),
+/// The declarations as they will be after a request to declare.
+struct Outcome<'a> {
+    owners: &'a HashMap<Uri, Owner>,
+    element: &'a Name,
+    /// The endpoints of the request, by their topmost objects, each with the time at which it expires.
+    roots: &'a HashMap<Uri, Option<Instant>>,
+    /// All objects of the request.
+    coming: &'a HashSet<Uri>,
+}
+
+impl Outcome<'_> {
+    /// The nearest declaration at or above an object, and its element. An endpoint that has become
+    /// part of another one has no declaration of its own any more.
+    fn nearest(&self, uri: &Uri) -> Option<(&Uri, &Name)> {
+        let at = |text: &str| match self.roots.get_key_value(text) {
+            Some((root, _)) => Some((root, self.element)),
+            None => {
+                let (root, owner) = self.owners.get_key_value(text)?;
+                (!self.coming.contains(root)).then_some((root, &owner.element))
+            }
+        };
+        at(uri.as_str()).or_else(|| uri.prefixes().filter_map(at).last())
+    }
+
+    fn is_of_another(&self, uri: &Uri) -> bool {
+        self.nearest(uri).is_some_and(|(_, owner)| owner != self.element)
+    }
+
+    /// Adds the memory of the objects that stay in the tree to that of their declarations, for all
+    /// declarations in `bytes`.
+    fn add_staying(&self, tree: &Tree, replacement: &Replacement, bytes: &mut HashMap<Uri, usize>) {
+        let is_top = |root: &&Uri| !root.prefixes().any(|above| bytes.contains_key(above));
+        let there = bytes.keys().filter(is_top).flat_map(|root| tree.covered(root));
+        let staying = there.filter(|uri| !self.coming.contains(*uri) && !replacement.removes(uri));
+        // Each once: a URI with its last slash and the same one without it cover the same objects.
+        let staying: HashSet<&Uri> = staying.collect();
+        for object in staying.into_iter().filter_map(|uri| tree.get(uri)) {
+            let nearest = self.nearest(object.uri());
+            if let Some(bytes) = nearest.and_then(|(root, _)| bytes.get_mut(root)) {
+                *bytes += object.memory();
             }
         }
-        claims
     }
 }
 
@@ -108,71 +120,110 @@ impl Ownership {
         declares: Vec<EndpointDeclare>,
         settings: &ServerSettings,
     ) -> Result<Changes, Box<ErrorResponse>> {
-        let mut claims = Vec::new();
+        let mut roots: HashMap<Uri, Option<Instant>> = HashMap::new();
         let mut objects = Vec::new();
         for declare in declares {
             // The refresh rate is optional here, as in a resolve of endpoints.
             let life = declare.prr.map_or(settings.default_prr, seconds);
-            claims.extend(Claim::of(element, &declare.endpoint, end_of(life, now)));
+            // Each object is part of the endpoint above it. The draft does not require that parents are
+            // sent first.
+            let of_declare = declare.endpoint.iter().map(|object| object.uri.as_str());
+            let of_declare: HashSet<&str> = of_declare.collect();
+            let uris = declare.endpoint.iter().map(|object| &object.uri);
+            let tops = uris.filter(|uri| !uri.prefixes().any(|above| of_declare.contains(above)));
+            roots.extend(tops.map(|uri| (uri.clone(), end_of(life, now))));
             objects.extend(declare.endpoint);
         }
         // All checks come before the first change, because a request counts as a whole.
         let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
+        let after = Outcome {
+            owners: &self.owners,
+            element,
+            roots: &roots,
+            coming: &coming,
+        };
         let mut added = 0;
         for uri in &coming {
-            match tree.get(uri) {
-                Some(_) => self.check(element, uri, &coming)?,
-                None => added += 1,
+            if tree.get(uri).is_none() {
+                added += 1;
+            } else if !self.may_replace(element, uri, &coming) {
+                return Err(not_own(uri));
+            }
+            // An object would count for the other element.
+            if after.is_of_another(uri) {
+                return Err(not_own(uri));
             }
         }
-        let limits = &settings.limits;
-        if tree.len() + added > limits.endpoint_objects
-            || !self.has_room(element, &claims, limits.endpoint_bytes)
-        {
-            return Err(ErrorResponse::error(format_args!(
+        let no_room = |tree: &Tree| {
+            ErrorResponse::error(format_args!(
                 "the registry has no room for more of {:?}: it has {} objects",
                 &**element,
                 tree.len()
-            )));
+            ))
+        };
+        let limits = &settings.limits;
+        if tree.len() + added > limits.endpoint_objects {
+            return Err(no_room(tree));
         }
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
+        // The name counts for each declaration, because an element may change its name before each.
+        let name = json::allocated(16 + element.len());
+        let mut bytes: HashMap<Uri, usize> = HashMap::new();
+        for object in &mut objects {
+            // An object must not become the parent of an object of another element.
+            object.children.retain(|child| !after.is_of_another(child));
+            if let Some((root, _)) = after.nearest(&object.uri) {
+                *bytes.entry(root.clone()).or_insert(name) += object.memory();
+            }
+        }
+        let replacement = tree.replacement(objects, |uri| after.is_of_another(uri));
+        after.add_staying(tree, &replacement, &mut bytes);
+        if !self.has_room(element, &coming, &bytes, limits.endpoint_bytes) {
+            return Err(no_room(tree));
+        }
         // An endpoint that has become part of another one has no declaration of its own any more.
-        // And an object must not become the parent of an object of another element.
         let mut connections_of: HashMap<Uri, Vec<ConnectionId>> = HashMap::new();
         for uri in coming {
             if let Some(owner) = self.take(&uri).filter(|owner| owner.element == *element) {
                 connections_of.insert(uri, owner.connections);
             }
         }
-        for object in &mut objects {
-            object
-                .children
-                .retain(|child| !self.is_of_another(element, child));
+        for (root, expires) in roots {
+            let before = connections_of.remove(&root).unwrap_or_default();
+            self.enter(root, expires, element, before, connection);
         }
-        // Before the objects are added, because that depends on the new owners.
-        for claim in claims {
-            let before = connections_of.remove(&claim.root);
-            self.enter(claim, element, before.unwrap_or_default(), connection);
+        for (root, bytes) in bytes {
+            if let Some(owner) = self.owners.get_mut(&root) {
+                self.memory.refund(&owner.element, owner.bytes);
+                self.memory.charge(owner.element.clone(), bytes);
+                owner.bytes = bytes;
+            }
         }
-        let changes = tree
-            .replace_sparing(objects, |uri| self.is_of_another(element, uri))
-            .map_err(ErrorResponse::error)?;
+        let changes = tree.carry_out(replacement);
         self.forget_deleted(&changes);
         Ok(changes)
     }
 
     /// Removes endpoints, and parts of endpoints, of the element. Objects of other elements stay,
-    /// also below a removed endpoint.
+    /// also below a removed endpoint. So does an object of another class than the request names: it
+    /// has taken the place of the one that the element has meant.
     pub(super) fn handle_undeclare(
         &mut self,
         tree: &mut Tree,
         element: &Name,
         undeclares: &[EndpointUndeclare],
     ) -> Changes {
-        let uris = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
+        let meant = undeclares.iter().filter(|undeclare| {
+            let object = tree.get(&undeclare.endpoint_uri);
+            object.is_none_or(|object| *object.subject() == undeclare.subject)
+        });
+        let uris = meant.map(|undeclare| &undeclare.endpoint_uri);
         let own = uris.filter(|uri| self.element(uri) == Some(element));
         let own: Vec<Uri> = own.cloned().collect();
-        self.remove(tree, &own)
+        let is_of_another = |top: &Uri, uri: &Uri| self.element(uri) != self.element(top);
+        let changes = tree.delete_sparing(&own, is_of_another);
+        self.forget_deleted(&changes);
+        changes
     }
 
     /// Removes the endpoints of a connection that has ended, or sets the time of their removal.
@@ -196,20 +247,21 @@ impl Ownership {
                 return Changes::default();
             }
         }
-        self.remove(tree, &uris)
+        self.end(tree, &uris)
     }
 
     /// Removes the endpoints whose time has ended.
     pub(super) fn handle_deadline(&mut self, now: Instant, tree: &mut Tree) -> Changes {
         let due: Vec<Uri> = std::iter::from_fn(|| self.expiry.pop(now)).collect();
-        self.remove(tree, &due)
+        self.end(tree, &due)
     }
 
-    /// Removes the objects at and below these URIs, as far as they belong to the same element as
-    /// the object at the URI.
-    fn remove(&mut self, tree: &mut Tree, uris: &[Uri]) -> Changes {
-        let is_of_another = |top: &Uri, uri: &Uri| self.element(uri) != self.element(top);
-        let changes = tree.delete_sparing(uris, is_of_another);
+    /// Removes the objects of declarations that have ended. An endpoint inside of one stays if its own
+    /// declaration is in force.
+    fn end(&mut self, tree: &mut Tree, roots: &[Uri]) -> Changes {
+        let ended: HashSet<&Uri> = roots.iter().collect();
+        let is_in_force = |uri: &Uri| self.nearest(uri).is_none_or(|(root, _)| !ended.contains(root));
+        let changes = tree.delete_sparing(roots, |_, uri| is_in_force(uri));
         self.forget_deleted(&changes);
         changes
     }
@@ -227,11 +279,6 @@ impl Ownership {
         self.nearest(uri).map(|(_, owner)| &owner.element)
     }
 
-    /// True if an object belongs to another element.
-    fn is_of_another(&self, element: &Name, uri: &Uri) -> bool {
-        self.element(uri).is_some_and(|owner| owner != element)
-    }
-
     /// The nearest declaration at or above an object.
     fn nearest(&self, uri: &Uri) -> Option<(&Uri, &Owner)> {
         // Prefixes are sorted by length, so the last match is the nearest.
@@ -239,33 +286,44 @@ impl Ownership {
         self.owners.get_key_value(uri).or_else(|| above.last())
     }
 
-    /// Checks that an element may replace an object with a request that has the objects `coming`.
-    fn check(&self, element: &Name, uri: &Uri, coming: &HashSet<Uri>) -> Result<(), Box<ErrorResponse>> {
-        match self.nearest(uri) {
-            // The topmost object moves the whole endpoint.
-            Some((top, owner)) if owner.element != *element && !coming.contains(top) => Err(
-                ErrorResponse::error(format_args!("{uri:?} is part of an endpoint of another element")),
-            ),
-            _ => Ok(()),
-        }
+    /// True if an element may replace an object with a request that has the objects `coming`.
+    fn may_replace(&self, element: &Name, uri: &Uri, coming: &HashSet<Uri>) -> bool {
+        self.nearest(uri).is_none_or(|(top, owner)| {
+            // The topmost object moves the whole endpoint. With its last slash it does so too:
+            // otherwise an element that omits the slash could lock the others out.
+            let moves = || coming.contains(top) || coming.contains(format!("{}/", top.path()).as_str());
+            owner.element == *element || moves()
+        })
     }
 
-    /// True if the memory limit of all endpoints allows the element to declare these endpoints.
-    fn has_room(&self, element: &Name, claims: &[Claim], limit: usize) -> bool {
-        let before = claims.iter().filter_map(|claim| self.owners.get(&claim.root));
+    /// True if the memory limit of all endpoints allows the element a request that has the objects
+    /// `coming`, after which declarations have these bytes.
+    fn has_room(
+        &self,
+        element: &Name,
+        coming: &HashSet<Uri>,
+        bytes: &HashMap<Uri, usize>,
+        limit: usize,
+    ) -> bool {
+        let touched: HashSet<&Uri> = coming.iter().chain(bytes.keys()).collect();
+        let before = touched.into_iter().filter_map(|uri| self.owners.get(uri));
         let own = before.filter(|owner| owner.element == *element);
         let before: usize = own.map(|owner| owner.bytes).sum();
-        let after: usize = claims.iter().map(|claim| claim.bytes).sum();
+        let after: usize = bytes.values().sum();
         // An element at its limit may still repeat its declarations.
         after <= before || self.memory.fits(element, after - before, limit)
     }
 
-    /// Adds an endpoint. It belongs to this element from now on. `before` has the connections on which
-    /// the element has declared it earlier.
-    fn enter(&mut self, claim: Claim, element: &Name, before: Vec<ConnectionId>, latest: ConnectionId) {
-        // A request may declare an endpoint twice.
-        let twice = self.take(&claim.root);
-        let mut connections = twice.map_or(before, |owner| owner.connections);
+    /// Adds an endpoint, without its memory. It belongs to this element from now on. `connections` are
+    /// those on which the element has declared it earlier.
+    fn enter(
+        &mut self,
+        root: Uri,
+        expires: Option<Instant>,
+        element: &Name,
+        mut connections: Vec<ConnectionId>,
+        latest: ConnectionId,
+    ) {
         connections.retain(|other| *other != latest);
         connections.push(latest);
         if connections.len() > MAX_CONNECTIONS {
@@ -273,19 +331,18 @@ impl Ownership {
         }
         for connection in &connections {
             let uris = self.by_connection.entry(*connection).or_default();
-            uris.insert(claim.root.clone());
+            uris.insert(root.clone());
         }
-        if let Some(at) = claim.expires {
-            self.expiry.set(claim.root.clone(), at);
+        if let Some(at) = expires {
+            self.expiry.set(root.clone(), at);
         }
-        self.memory.charge(element.clone(), claim.bytes);
         let owner = Owner {
             element: element.clone(),
             connections,
             latest,
-            bytes: claim.bytes,
+            bytes: 0,
         };
-        self.owners.insert(claim.root, owner);
+        self.owners.insert(root, owner);
     }
 
     /// Removes a declaration: its endpoint was removed, or has become part of another endpoint.
@@ -342,6 +399,10 @@ impl Ownership {
     pub(super) fn count(&self, connection: ConnectionId) -> usize {
         self.by_connection.get(&connection).map_or(0, BTreeSet::len)
     }
+}
+
+fn not_own(uri: &Uri) -> Box<ErrorResponse> {
+    ErrorResponse::error(format_args!("{uri:?} is part of an endpoint of another element"))
 }
 
 /// The time at which a declaration expires. `None` for zero, or for a time that the clock cannot

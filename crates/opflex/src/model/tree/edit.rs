@@ -30,6 +30,22 @@ pub enum Edit {
     Update(Vec<Uri>, Vec<ManagedObject>),
 }
 
+/// Objects that replace others together with everything below them.
+#[derive(Debug)]
+pub(crate) struct Replacement {
+    objects: Vec<ManagedObject>,
+    /// The former children of the objects that no object lists any more.
+    unlisted: Vec<Uri>,
+    gone: HashSet<Uri>,
+}
+
+impl Replacement {
+    /// True if it removes an object of the tree.
+    pub(crate) fn removes(&self, uri: &Uri) -> bool {
+        self.gone.contains(uri)
+    }
+}
+
 impl Tree {
     /// Carries out an edit. If it fails, the tree is unchanged.
     pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
@@ -55,17 +71,11 @@ impl Tree {
         self.update(&[], objects, Vec::new())
     }
 
-    /// As [`replace`](Self::replace), but keeps the objects for which `spare` returns
-    /// true.
-    pub(crate) fn replace_sparing(
-        &mut self,
-        objects: Vec<ManagedObject>,
-        spare: impl Fn(&Uri) -> bool,
-    ) -> Result<Changes, ModelError> {
-        self.check_all(&objects)?;
+    /// As [`replace`](Self::replace), but with objects that are checked already.
+    pub(crate) fn carry_out(&mut self, replacement: Replacement) -> Changes {
         let mut before = Before::default();
-        self.put_whole(objects, spare, &mut before);
-        Ok(before.compare(self))
+        self.put_whole(replacement, &mut before);
+        before.compare(self)
     }
 
     /// Deletes objects and everything below them. URIs without an object are ignored.
@@ -91,21 +101,38 @@ impl Tree {
         replace: Vec<ManagedObject>,
         merge: Vec<ManagedObject>,
     ) -> Result<Changes, ModelError> {
+        self.update_sparing(delete, replace, merge, |_| false)
+    }
+
+    /// As [`update`](Self::update), but objects for which `spare` returns true stay below replaced
+    /// objects.
+    pub(crate) fn update_sparing(
+        &mut self,
+        delete: &[Uri],
+        replace: Vec<ManagedObject>,
+        merge: Vec<ManagedObject>,
+        spare: impl Fn(&Uri) -> bool,
+    ) -> Result<Changes, ModelError> {
         self.check_all(&replace)?;
         self.check_all(&merge)?;
         let mut before = Before::default();
         for uri in delete {
             self.remove_with_all_below(uri, |_| false, &mut before);
         }
-        self.put_whole(replace, |_| false, &mut before);
+        self.put_whole(self.replacement(replace, spare), &mut before);
         for object in self.with_parents(merge) {
             self.put(object, &mut before);
         }
         Ok(before.compare(self))
     }
 
-    /// Replaces objects with everything below them, except the objects for which `spare` returns true.
-    fn put_whole(&mut self, objects: Vec<ManagedObject>, spare: impl Fn(&Uri) -> bool, before: &mut Before) {
+    /// What a replacement by these objects removes. It keeps the objects for which `spare` returns
+    /// true. It is of use until the next edit.
+    pub(crate) fn replacement(
+        &self,
+        objects: Vec<ManagedObject>,
+        spare: impl Fn(&Uri) -> bool,
+    ) -> Replacement {
         let objects = with_all_children(self.with_parents(objects));
         let mut unlisted: Vec<Uri> = Vec::new();
         for object in &objects {
@@ -119,17 +146,35 @@ impl Tree {
             kept.extend(objects.iter().flat_map(|object| object.children.iter().cloned()));
             kept.extend(objects.iter().map(|object| object.uri.clone()));
         }
-        for object in objects {
-            self.put(object, before);
-        }
-        // Deleted after all objects are added, because a child may have moved from one of the objects to
-        // another one.
-        for child in unlisted.iter().filter(|child| !kept.contains(*child)) {
+        unlisted.retain(|child| !kept.contains(child));
+        let mut gone: HashSet<Uri> = HashSet::new();
+        for child in &unlisted {
             let is_kept = |uri: &Uri| {
                 let mut below = uri.prefixes().filter(|above| above.len() > child.as_str().len());
                 kept.contains(uri) || below.any(|above| kept.contains(above))
             };
-            self.remove_with_all_below(child, |uri| spare(uri) || is_kept(uri), before);
+            let covered = self.covered(child);
+            gone.extend(covered.filter(|uri| !spare(uri) && !is_kept(uri)).cloned());
+        }
+        Replacement {
+            objects,
+            unlisted,
+            gone,
+        }
+    }
+
+    /// Replaces objects with everything below them.
+    fn put_whole(&mut self, replacement: Replacement, before: &mut Before) {
+        for object in replacement.objects {
+            self.put(object, before);
+        }
+        // Deleted after all objects are added, because a child may have moved from one of the objects to
+        // another one.
+        for uri in &replacement.gone {
+            self.remove(uri, before);
+        }
+        for child in &replacement.unlisted {
+            self.conceal(child, before);
         }
     }
 
@@ -318,7 +363,11 @@ impl Tree {
         for uri in gone {
             self.remove(&uri, before);
         }
-        // The URI may be announced by its parent without being in the tree.
+        self.conceal(uri, before);
+    }
+
+    /// Removes a URI that its parent announces, without being in the tree, from the list of its parent.
+    fn conceal(&mut self, uri: &Uri, before: &mut Before) {
         if let Some(parent) = self.announce(uri, None, before) {
             self.unlist(uri, &parent);
         }

@@ -36,4 +36,5 @@ mod tests;
 pub use self::changes::{Change, ChangeKind, Changes};
 pub(crate) use self::cursor::{Cursor, Piece};
 pub use self::edit::Edit;
+pub(crate) use self::edit::Replacement;
 pub use self::store::{ObjectRef, Tree};

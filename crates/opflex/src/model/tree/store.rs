@@ -8,8 +8,7 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::super::ident::Ident;
-use super::super::managed_object::find;
-use super::super::managed_object::{ManagedObject, Property};
+use super::super::managed_object::{ManagedObject, Property, child_memory, find};
 use super::super::name::Name;
 use super::super::schema::Schema;
 use super::super::target::Target;
@@ -146,7 +145,7 @@ impl Tree {
     }
 
     /// The URIs of the object and of everything below it, in their order.
-    pub(super) fn covered<'a>(&'a self, uri: &Uri) -> impl Iterator<Item = &'a Uri> + use<'a> {
+    pub(crate) fn covered<'a>(&'a self, uri: &Uri) -> impl Iterator<Item = &'a Uri> + use<'a> {
         self.covered_after(uri, None)
     }
 
@@ -219,6 +218,11 @@ impl<'a> ObjectRef<'a> {
         // The names of the members and the punctuation.
         let frame = 150 + self.uri().as_str().len() + self.subject().len();
         frame + children + parent + properties.chain(extra).sum::<usize>()
+    }
+
+    /// The approximate memory of the object in the tree, in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        self.object.memory() + self.children().map(child_memory).sum::<usize>()
     }
 
     /// The value of a property.

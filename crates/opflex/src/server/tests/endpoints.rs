@@ -24,10 +24,12 @@ fn declare(world: &mut World, client: ConnectionId, objects: &[ManagedObject], p
 }
 
 fn undeclare(world: &mut World, client: ConnectionId, text: &str) {
+    let object = world.server.endpoints().get(&uri(text));
+    let subject = object.map_or("ep", |object| object.subject().as_str()).to_owned();
     let answer = world.ask(
         client,
         "endpoint_undeclare",
-        json!([{"subject": "ep", "endpoint_uri": text}]),
+        json!([{"subject": subject, "endpoint_uri": text}]),
     );
     assert_eq!(answer["result"], json!({}));
 }
@@ -527,4 +529,127 @@ fn the_name_of_an_element_takes_room_with_each_endpoint() {
     let enough = (1..).map(|n| n * 1000).find(|limit| fits(*limit, 1)).unwrap();
     // An element has half of the limit at most.
     assert!(!fits(enough + 2 * 25 * 700, 900) && fits(enough + 2 * 25 * 1000, 900));
+}
+
+#[test]
+fn an_endpoint_inside_of_one_that_expires_stays_while_it_is_declared_itself() {
+    let mut world = keep();
+    let pe = world.element("pe1");
+    declare(&mut world, pe, &with_ip(1), 60);
+    declare(&mut world, pe, &[object("vm", "/ep/1/vm/a/", 1)], 120);
+    world.pass(60.0);
+    assert_eq!(known(&world), ["/ep/1/vm/a/"]);
+    world.pass(60.0);
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn an_endpoint_inside_of_another_one_ends_with_its_own_connection() {
+    let mut world = world(OnLeave::Remove);
+    let (a, b) = (world.element("pe1"), world.element("pe1"));
+    declare(&mut world, a, &with_ip(1), 60);
+    declare(&mut world, b, &[object("vm", "/ep/1/vm/a/", 1)], 60);
+    world.leave(a);
+    assert_eq!(known(&world), ["/ep/1/vm/a/"]);
+}
+
+#[test]
+fn an_undeclare_of_another_class_removes_nothing() {
+    let mut world = keep();
+    let pe = world.element("pe1");
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    let former = json!([{"subject": "former", "endpoint_uri": "/ep/1/"}]);
+    world.ask(pe, "endpoint_undeclare", former);
+    assert_eq!(known(&world), ["/ep/1/"]);
+}
+
+/// Objects without their last slash.
+#[test]
+fn an_element_that_omits_the_last_slash_gets_no_part_of_an_endpoint() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(&mut world, a, &with_ip(1), 60);
+    declare(&mut world, b, &[ep("/ep/1", 1)], 60);
+    let part = json!([{"endpoint": [ep("/ep/1", 2), object("ip", "/ep/1/ip/a/", 2)], "prr": 60}]);
+    assert_eq!(code(&world.ask(b, "endpoint_declare", part)), "ERROR");
+    declare(&mut world, a, &with_ip(3), 60);
+    undeclare(&mut world, b, "/ep/1");
+    assert_eq!(known(&world), ["/ep/1/", "/ep/1/ip/a/"]);
+    undeclare(&mut world, a, "/ep/1/");
+
+    // Nor does it lock out the element that comes later.
+    declare(
+        &mut world,
+        b,
+        &[ep("/ep/1", 1), object("ip", "/ep/1/ip/a/", 2)],
+        60,
+    );
+    declare(&mut world, a, &with_ip(3), 60);
+    undeclare(&mut world, b, "/ep/1");
+    assert_eq!(known(&world), ["/ep/1/", "/ep/1/ip/a/"]);
+    undeclare(&mut world, a, "/ep/1/");
+    assert_eq!(known(&world), [""; 0]);
+}
+
+#[test]
+fn a_new_object_is_not_added_to_an_endpoint_of_another_element() {
+    let mut world = keep();
+    let (a, b) = (world.element("a"), world.element("b"));
+    declare(&mut world, a, &with_ip(1), 60);
+    let around = json!([{"endpoint": [ep("/ep/", 2), object("ip", "/ep/1/ip/b/", 2)], "prr": 60}]);
+    assert_eq!(code(&world.ask(b, "endpoint_declare", around)), "ERROR");
+}
+
+/// An element has half of the limit at most, so two objects of 60,000 bytes are too many.
+#[test]
+fn what_stays_below_an_endpoint_takes_room() {
+    let refused = |world: &mut World, pe, declares: Value| {
+        let answer = world.ask(pe, "endpoint_declare", declares);
+        answer.get("error").is_some()
+    };
+    let long = |text: &str| object("ep", text, "x".repeat(60_000));
+    let lists = || {
+        let mut top = ep("/ep/1/", 1);
+        top.children = vec![uri("/ep/1/ip/a/")];
+        top
+    };
+    let part = || long("/ep/1/ip/a/");
+    let mut world = limited(200_000);
+    let pe = world.element("pe1");
+    declare(&mut world, pe, &[ep("/ep/1/", 1), part()], 60);
+    declare(&mut world, pe, &[lists()], 60);
+    let more = json!([{"endpoint": [long("/ep/2/")], "prr": 60}]);
+    assert!(refused(&mut world, pe, more.clone()), "the part stays");
+    // A part that goes makes room.
+    declare(&mut world, pe, &[ep("/ep/1/", 1), long("/ep/1/ip/b/")], 60);
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    declare(&mut world, pe, &[long("/ep/2/")], 60);
+
+    let mut world = limited(200_000);
+    let pe = world.element("pe1");
+    let twice =
+        json!([{"endpoint": [ep("/ep/1/", 1), part()], "prr": 60}, {"endpoint": [lists()], "prr": 60}]);
+    assert!(!refused(&mut world, pe, twice));
+    assert!(
+        refused(&mut world, pe, more),
+        "the part of the first declare stays"
+    );
+
+    let mut world = limited(200_000);
+    let pe = world.element("pe1");
+    declare(&mut world, pe, &[long("/ep/1/")], 60);
+    let small = json!({"endpoint": [ep("/ep/1/", 1)], "prr": 60});
+    let many = json!([small, small, small, {"endpoint": [long("/ep/2/"), long("/ep/3/")], "prr": 60}]);
+    assert!(refused(&mut world, pe, many), "the former bytes count once");
+
+    // An object that lands in an inner endpoint counts for that one.
+    let mut world = limited(200_000);
+    let pe = world.element("pe1");
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    declare(&mut world, pe, &[ep("/ep/", 1), part()], 60);
+    let mut around = ep("/ep/", 1);
+    around.children = vec![uri("/ep/1/"), uri("/ep/1/ip/a/")];
+    declare(&mut world, pe, &[around], 60);
+    let more = json!([{"endpoint": [long("/ep/2/")], "prr": 60}]);
+    assert!(refused(&mut world, pe, more));
 }
