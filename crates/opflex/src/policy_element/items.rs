@@ -105,6 +105,8 @@ impl Item {
 struct Call {
     key: Key,
     waiting: BTreeSet<ConnectionId>,
+    /// True if a server has answered it.
+    is_answered: bool,
 }
 
 /// All resolves, declarations and reports.
@@ -302,6 +304,7 @@ impl Items {
         let call = Call {
             key: key.clone(),
             waiting: to.iter().copied().collect(),
+            is_answered: false,
         };
         // Entered before it is sent, so that an answer cannot come too early.
         let xid = self.calls.begin(call, refresh, now);
@@ -354,12 +357,13 @@ impl Items {
         };
         // A request has several receivers, each of which answers it.
         call.waiting.remove(&connection);
-        if call.waiting.is_empty()
-            && let Some(call) = self.calls.end(xid)
-            && let Some(item) = self.items.get_mut(&call.key)
-        {
-            item.xids.retain(|other| *other != xid);
+        call.is_answered = true;
+        if let Some(item) = self.items.get_mut(&call.key) {
             self.alarms -= usize::from(std::mem::take(&mut item.alarmed));
+            if call.waiting.is_empty() {
+                item.xids.retain(|other| *other != xid);
+                self.calls.end(xid);
+            }
         }
     }
 
@@ -393,7 +397,7 @@ impl Items {
         actions: &mut Actions<ElementEvent>,
     ) -> Option<Option<(Key, u32)>> {
         let (xid, attempts, call) = self.calls.due(now)?;
-        let key = call.key.clone();
+        let (key, is_answered) = (call.key.clone(), call.is_answered);
         // libopflex sends it again to all servers.
         let to = call.waiting.iter().copied().collect();
         let item = self.items.get(&key);
@@ -403,7 +407,7 @@ impl Items {
             return Some(None);
         };
         send(&request, xid, to, actions);
-        let alarm = attempts >= ALARM_ATTEMPTS && self.alarm(&key);
+        let alarm = attempts >= ALARM_ATTEMPTS && !is_answered && self.alarm(&key);
         Some(alarm.then_some((key, attempts)))
     }
 

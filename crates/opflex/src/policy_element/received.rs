@@ -9,14 +9,15 @@ use ssntp_transport::excerpt;
 use super::event::{ElementEvent, ObjectChange};
 use super::items::{Item, Key};
 use super::{ElementCore, Store};
-use crate::message::{ErrorResponse, Update};
+use crate::message::{Deletion, ErrorResponse, Update};
 use crate::model::{
-    Change, ChangeKind, Changes, ManagedObject, ModelError, ObjectRef, PropertyReference, Target, Uri,
+    Change, ChangeKind, Changes, ManagedObject, ModelError, ObjectRef, PropertyReference, Target, Tree, Uri,
 };
 
 impl ElementCore {
-    /// Handles the answer to a resolve. An empty answer removes nothing but the start policy: the
-    /// element keeps received objects until a server deletes them.
+    /// Handles the answer to a resolve. Its objects replace those that the element has, with everything
+    /// below them, because the element may have missed deletions. An empty answer removes nothing but
+    /// the start policy: the element keeps received objects until a server deletes them.
     ///
     /// # Errors
     /// The reason for which the answer was dropped.
@@ -39,7 +40,7 @@ impl ElementCore {
             return Err("it exceeds the limit of objects".to_owned());
         }
         let checked = objects.iter().try_for_each(ManagedObject::check);
-        let entered = checked.and_then(|()| self.enter(*what, &[], Vec::new(), objects));
+        let entered = checked.and_then(|()| self.enter(*what, &[], objects, Vec::new()));
         let changes = entered.map_err(|error| error.to_string())?;
         let item = self.items.get_mut(key);
         let is_first = item.is_some_and(|item| !std::mem::replace(&mut item.answered, true));
@@ -124,13 +125,16 @@ impl ElementCore {
             })
         };
         let deleted = updates.iter().flat_map(|update| &update.delete);
+        let deleted = deleted.filter(|deletion| is_meant(self.tree(what), deletion));
         if !self.has_room(what, objects(), deleted.map(|deletion| &deletion.uri)) {
             return Err(ErrorResponse::error("too many objects"));
         }
         // All objects are checked before the first is entered: a request counts as a whole.
         objects().try_for_each(|object| object.check().map_err(ErrorResponse::error))?;
         for update in updates {
-            let delete: Vec<Uri> = update.delete.into_iter().map(|deletion| deletion.uri).collect();
+            let meant = update.delete.into_iter();
+            let meant = meant.filter(|deletion| is_meant(self.tree(what), deletion));
+            let delete: Vec<Uri> = meant.map(|deletion| deletion.uri).collect();
             let merge = update.merge_children.unwrap_or_default();
             let changes = self.enter(what, &delete, update.replace, merge);
             let changes = changes.map_err(ErrorResponse::error)?;
@@ -154,7 +158,10 @@ impl ElementCore {
                 self.items.start_objects.remove(&object.uri);
             }
         }
-        self.trees[what].update(delete, replace, merge)
+        // What is left of the start policy is for resolves that no server has answered.
+        let start = &self.items.start_objects;
+        let is_start = |uri: &Uri| what == Store::Policy && start.contains(uri);
+        self.trees[what].update_sparing(delete, replace, merge, is_start)
     }
 
     /// Resolves the policies to which the objects of a policy refer.
@@ -410,6 +417,13 @@ impl ElementCore {
         let new = coming.iter().filter(|uri| !tree.has_entry(uri)).count();
         tree.entries() + new - gone.len() <= most
     }
+}
+
+/// False if an object of another class has taken the place of the deleted one: another server has
+/// sent the new object before this one deletes the former.
+fn is_meant(tree: &Tree, deletion: &Deletion) -> bool {
+    let object = tree.get(&deletion.uri);
+    object.is_none_or(|object| *object.subject() == deletion.subject)
 }
 
 /// The resolve for a reference.

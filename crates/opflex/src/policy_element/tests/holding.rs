@@ -129,6 +129,29 @@ fn everything_is_sent_again_after_a_reconnect_with_new_numbers() {
 }
 
 #[test]
+fn an_answer_removes_what_was_deleted_below_its_objects_in_the_meantime() {
+    let (mut world, server) = World::ready(ElementSettings::default());
+    resolve(&mut world, "/a/");
+    let mut root = object("/a/", 1);
+    root["children"] = json!(["/a/b/", "/a/c/"]);
+    let parts = [object("/a/b/", 1), object("/a/b/x/", 1), object("/a/c/", 1)];
+    world.serve(server, &[&[root.clone()], &parts[..]].concat());
+    assert_eq!(known(&world).len(), 4);
+    world.fail("a:1");
+    world.pass(1.4);
+    let server = world.accept("a:1", &ALL, &["a:1"]);
+    // A long answer comes in pieces: the first ones list objects that are sent later.
+    root["children"] = json!(["/a/b/"]);
+    world.ask(server, "policy_update", json!([{"replace": [root]}]));
+    assert_eq!(known(&world), ["/a/", "/a/b/", "/a/b/x/"]);
+    world.send_text(
+        server,
+        &json!({"id": ["policy_resolve", FIRST + 1], "result": {"policy": [object("/a/b/", 1)]}}),
+    );
+    assert_eq!(known(&world), ["/a/", "/a/b/"]);
+}
+
+#[test]
 fn a_request_without_answer_or_with_an_error_is_repeated_with_its_number() {
     let (mut world, server) = World::ready(ElementSettings::default());
     resolve(&mut world, "/a/");
@@ -352,6 +375,42 @@ fn updates_replace_merge_and_delete_and_are_events() {
     // The resolve stays in force, and an update adds the object again.
     world.ask(server, "policy_update", json!([{"replace": [object("/a/", 4)]}]));
     assert_eq!(known(&world), ["/a/"]);
+}
+
+/// Joined servers tell of the same change of class one after the other.
+#[test]
+fn a_deletion_of_a_former_class_does_not_remove_the_new_object() {
+    let (mut world, server) = World::ready(ElementSettings::default());
+    resolve(&mut world, "/a/");
+    world.serve(server, &[object("/a/", 1)]);
+    let mut child = object("/a/b/", 1);
+    world.ask(server, "policy_update", json!([{"replace": [child]}]));
+    child["subject"] = json!("other");
+    let delete = json!([{"delete": [{"subject": "class", "uri": "/a/b/"}]}]);
+    let replace = json!([{"replace": [child]}]);
+    for params in [&delete, &replace, &delete] {
+        world.ask(server, "policy_update", params.clone());
+    }
+    assert_eq!(known(&world), ["/a/", "/a/b/"]);
+}
+
+#[test]
+fn no_alarm_is_raised_while_one_of_two_servers_answers() {
+    let mut world = World::new(ElementSettings::new("pe1", "default", ["a:1", "b:1"]));
+    let a = world.accept("a:1", &ALL, &["a:1", "b:1"]);
+    let b = world.accept("b:1", &ALL, &["a:1", "b:1"]);
+    world.serve(a, &[]);
+    world.take_sent(b);
+    resolve(&mut world, "/a/");
+    world.serve(a, &[object("/a/", 1)]);
+    for _ in 0..12 {
+        world.pass(10.0);
+        for server in [a, b] {
+            world.send_text(server, &json!({"id": ["echo", 1], "result": []}));
+        }
+    }
+    assert!(world.requests(b).len() > 2, "it is asked again");
+    assert_eq!(world.element.unanswered(), 0);
 }
 
 #[test]
