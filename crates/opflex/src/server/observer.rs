@@ -177,7 +177,8 @@ impl Observer {
         }
     }
 
-    /// Adds reports. If one object is malformed or does not fit the model file, none is added.
+    /// Adds reports. If one object is malformed, exceeds the share of an element or does not fit the
+    /// model file, none is added.
     pub(super) fn handle_report(
         &mut self,
         now: Instant,
@@ -187,6 +188,11 @@ impl Observer {
         let objects = || reports.iter().flat_map(|report| &report.observable);
         for object in objects() {
             object.check().map_err(ErrorResponse::error)?;
+            // It would not fit even into an empty table.
+            if memory(element, object) > self.limits.report_bytes / 2 {
+                let uri = &object.uri;
+                return Err(ErrorResponse::error(format_args!("there is no room for {uri:?}")));
+            }
             if let Some(schema) = &self.schema {
                 schema.check(object).map_err(ErrorResponse::error)?;
             }
@@ -219,10 +225,6 @@ impl Observer {
         let before = self.take(&uri);
         let bytes = memory(element, &object);
         let limits = self.limits;
-        // A report that exceeds the share of an element would not fit even into an empty table.
-        if bytes > limits.report_bytes / 2 {
-            return;
-        }
         // The oldest report is dropped, because a connected element repeats its reports. If the
         // element has used its share, it is the oldest report of this element, so that an element
         // can't displace the reports of others.

@@ -123,7 +123,9 @@ fn reports_are_limited_by_bytes_with_a_share_for_each_element() {
         report(&mut world, a, &format!("/stats/{n}/"), "x".repeat(30_000));
     }
     // A report that exceeds every share displaces no others.
-    report(&mut world, a, "/stats/long/", "x".repeat(200_000));
+    report(&mut world, a, "/stats/19/", "x".repeat(30_000));
+    let long = json!([{"observable": [object("stats", "/stats/19/", "x".repeat(200_000))]}]);
+    assert_eq!(code(&world.ask(a, "state_report", long)), "ERROR");
     let kept: Vec<_> = world
         .server
         .observer()
