@@ -65,7 +65,7 @@ fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, 
         let (wanted, at) = edit(&call)?;
         let edited = server.edit_at(wanted, at).map_err(not_edited)?;
         // This call returns only after the updates of the edit are in the queues of clients.
-        server.with(|_| ()).map_err(ErrorResponse::error)?;
+        server.with(|_| ()).map_err(not_edited)?;
         return Ok(reply(id, &call.method, edited));
     }
     if call.method == SESSIONS {
