@@ -262,3 +262,31 @@ fn a_wrong_check_is_a_version_that_goes_back() {
     assert!(bench.checked().is_empty(), "the version that runs has no check");
     assert_eq!(bench.workload().spec.health, None);
 }
+
+#[test]
+fn failures_of_the_former_version_do_not_count_for_the_next_one() {
+    let (mut bench, former) = steady(3);
+    for one in &former {
+        bench.tell(*one, HealthState::Unhealthy);
+    }
+    let mut spec = web(3, "b");
+    spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
+    spec["update"] = serde_json::json!({ "max_failures": 1 });
+    bench.apply(spec);
+    for _ in 0..20 {
+        bench.settle();
+        for one in bench.checked() {
+            if !former.contains(&one) {
+                bench.tell(one, HealthState::Healthy);
+            }
+        }
+        bench.wait(6);
+    }
+    let workload = bench.workload();
+    assert_eq!(
+        (workload.version, workload.stable),
+        (2, Some(2)),
+        "{:?}",
+        workload.rollout
+    );
+}

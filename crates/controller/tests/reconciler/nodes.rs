@@ -296,3 +296,54 @@ fn a_node_that_comes_into_service_ends_the_pauses_of_instances_without_a_place()
         assert_eq!(refuse(&mut bench), 2 - starts_at_once);
     }
 }
+
+#[test]
+fn what_a_node_told_before_it_left_ends_no_instance() {
+    let mut bench = Bench::new();
+    bench.apply(web(1, "a"));
+    bench.settle();
+    let instance = *bench.seen.instances.keys().next().unwrap();
+    let (is_success, how) = (false, "exited 1".to_owned());
+    bench.seen.instances.get_mut(&instance).unwrap().ended = Some(SeenEnd { is_success, how });
+    bench.seen.nodes = BTreeSet::from([Uuid::from_u128(0xb0)]);
+    assert!(bench.settle().is_empty(), "its node may have started it again");
+    let state = |bench: &Bench| bench.core.state().instances[&instance].state;
+    assert_eq!(state(&bench), InstanceState::Running);
+    bench.seen.nodes.insert(NODE);
+    bench.settle();
+    assert_eq!(state(&bench), InstanceState::Failed);
+}
+
+#[test]
+fn an_answer_that_the_list_of_a_node_has_overtaken_changes_nothing() {
+    let mut bench = Bench::new();
+    bench.obeys = false;
+    bench.apply(web(1, "a"));
+    let commands = bench.settle();
+    bench.obeys = true;
+    bench.carry_out(&commands[0]);
+    let instance = *bench.seen.instances.keys().next().unwrap();
+    let (why, is_its_fault) = ("no room".to_owned(), true);
+    bench
+        .core
+        .handle_answer(instance, Answer::NotStarted { why, is_its_fault });
+    assert!(bench.settle().is_empty());
+    assert_eq!(
+        bench.core.state().instances[&instance].state,
+        InstanceState::Running
+    );
+}
+
+#[test]
+fn an_instance_of_a_node_that_is_away_is_not_taken_over() {
+    let mut bench = Bench::new();
+    bench.apply(web(1, "a"));
+    bench.settle();
+    let instance = *bench.seen.instances.keys().next().unwrap();
+    // The database is lost.
+    bench.core = Core::new(State::default());
+    bench.seen.nodes = BTreeSet::from([Uuid::from_u128(0xb0)]);
+    bench.apply(web(1, "a"));
+    bench.settle();
+    assert!(!bench.core.state().instances.contains_key(&instance));
+}
