@@ -114,6 +114,7 @@ impl Cluster {
             kept_bytes,
             foreign_reports,
             invalid_frames,
+            ledger_fault: self.starts.ledger_fault(),
         }
     }
 

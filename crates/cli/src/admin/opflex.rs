@@ -38,6 +38,7 @@ pub(crate) fn of_opflex(server: ServerHandle, membership: Weak<Membership>) -> F
         if figures.sessions.len() >= figures.max_sessions {
             snapshot.not_ready = Some("it has the most clients that it admits".into());
         }
+        snapshot.degraded.append(&mut figures.policy_faults);
         snapshot.metrics.add(OPFLEX, &figures);
         let (queues, received) = (figures.queues, figures.received);
         snapshot

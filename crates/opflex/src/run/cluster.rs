@@ -77,6 +77,8 @@ impl fmt::Debug for Shared {
     }
 }
 
+const NOT_IN_FORCE: &str = "the policy of the cluster is not in force here";
+
 #[derive(Debug)]
 struct State {
     /// The latest document; before the first one, the own policy of the server.
@@ -87,6 +89,8 @@ struct State {
     /// that was emptied uses its revisions again.
     read: u64,
     is_stopping: bool,
+    /// The reason why the document is not in force here.
+    fault: Option<String>,
 }
 
 impl Cluster {
@@ -127,6 +131,7 @@ impl Cluster {
                 revision: None,
                 read: 0,
                 is_stopping: false,
+                fault: None,
             }),
             changed: Condvar::new(),
         });
@@ -171,6 +176,11 @@ impl Drop for Cluster {
 }
 
 impl Shared {
+    /// The reason why the policy of the cluster is not in force here.
+    pub(super) fn fault(&self) -> Option<String> {
+        locked(&self.state).fault.clone()
+    }
+
     /// Edits the policy of all servers, and blocks until this server has applied the edit. Without
     /// `at`, an edit is repeated on the newer document if another edit came first.
     pub(super) fn edit(&self, edit: &Edit, at: Option<u64>) -> Result<Edited, CallError> {
@@ -250,6 +260,7 @@ impl Shared {
             let former = {
                 let mut state = locked(&self.state);
                 state.text.clone_from(&text);
+                state.fault = None;
                 state.revision.take()
             };
             if former.is_some() {
@@ -282,6 +293,7 @@ impl Shared {
         // Also if the document is malformed, because the next edit has to replace this document.
         state.text.clone_from(&stored.text);
         state.revision = Some(revision);
+        state.fault = applied.as_ref().err().map(|why| format!("{NOT_IN_FORCE}: {why}"));
         state.read += 1;
         drop(state);
         self.changed.notify_all();
@@ -340,7 +352,7 @@ fn run(shared: &Shared, membership: &Weak<Membership>, woken: &Receiver<()>, mut
         match follow(shared, &view, &mut list) {
             Ok(()) => {}
             Err(CallError::Stopped) => return,
-            Err(why) => error!(target: LOG, "the policy of the cluster is not in force here: {why}"),
+            Err(why) => error!(target: LOG, "{NOT_IN_FORCE}: {why}"),
         }
     }
 }

@@ -96,6 +96,9 @@ impl ServerHandle {
         let taken = self.events.look(|machine, view| machine.side.figures(view));
         let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
         figures.known_agents = agents.len();
+        let not_kept = self.keeper.as_ref().and_then(KeeperSender::fault);
+        let not_in_force = self.cluster.as_ref().and_then(|cluster| cluster.fault());
+        figures.policy_faults = not_kept.into_iter().chain(not_in_force).collect();
         figures.agents = agents;
         figures.dispatcher = dispatcher;
         if let Some(occupancy) = &self.occupancy {

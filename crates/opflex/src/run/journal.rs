@@ -198,6 +198,20 @@ pub(super) fn remove(kept: &Path) {
     let _ = fs::remove_file(beside(kept));
 }
 
+/// Checks that a file that does not exist has no journal: somebody has removed the file, and the next one would
+/// replace the edits.
+///
+/// # Errors
+/// There is a journal.
+pub(super) fn check_absent(kept: &Path) -> Result<(), StartError> {
+    let path = beside(kept);
+    if fs::symlink_metadata(&path).is_err() {
+        return Ok(());
+    }
+    let why = format!("it is missing, and {} has edits of it; restore it, or delete those", path.display());
+    Err(StartError::Keep(kept.into(), io::Error::new(io::ErrorKind::NotFound, why)))
+}
+
 /// The policy of a file with the edits of its journal.
 ///
 /// # Errors

@@ -50,6 +50,8 @@ pub(super) struct KeeperSender {
     /// receiver, so when it ends, also by a panic, every caller gets an error.
     callers: Sender<Sender<Option<String>>>,
     pending: Arc<Mutex<Unwritten>>,
+    /// The reason why the last write failed.
+    fault: Arc<Mutex<Option<String>>>,
 }
 
 /// The work for the next write.
@@ -83,6 +85,11 @@ impl KeeperSender {
         let _ = self.wake.try_send(());
     }
 
+    /// The reason why the present policy is not on the disk, if the last write failed.
+    pub(super) fn fault(&self) -> Option<String> {
+        locked(&self.fault).clone()
+    }
+
     /// Blocks until the present policy is on the disk.
     ///
     /// # Errors
@@ -111,6 +118,7 @@ impl Keeper {
             wake,
             callers,
             pending: Arc::default(),
+            fault: Arc::default(),
         };
         let shared = sender.clone();
         let thread = threads::joined("opflex-keep", move || {
@@ -200,6 +208,8 @@ fn run(
                 Some(Failed { why, pause })
             }
         };
+        let fault = failed.as_ref().map(|failed| &failed.why);
+        *locked(&sender.fault) = fault.map(|why| format!("{shown}: policy is not kept: {why}"));
         for caller in callers {
             // Sending fails only if the caller has ended.
             let _ = caller.send(failed.as_ref().map(|failed| failed.why.clone()));
@@ -220,7 +230,9 @@ fn write(path: &Path, text: &MakeText) -> io::Result<Journal> {
 pub(super) fn read(path: &Path) -> Result<Option<Vec<ManagedObject>>, StartError> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return journal::check_absent(path).map(|()| None);
+        }
         Err(e) => return Err(StartError::Keep(path.into(), e)),
     };
     let objects: Result<_, FileError> = ManagedObject::read_all(&text, Format::Json);

@@ -114,6 +114,7 @@ impl ServerSide {
             sessions: core.sessions(view.now),
             agents: Vec::new(),
             known_agents: 0,
+            policy_faults: Vec::new(),
             requests: core.requests(),
             max_sessions: self.max_clients,
             handshakes: 0,

@@ -260,8 +260,11 @@ fn a_malformed_document_is_not_applied_and_a_reload_replaces_it() {
             .starts_with("cannot join: the policy of the cluster: "),
         "{refused}"
     );
+    let faults = || one.handle().figures().unwrap().policy_faults;
+    assert!(faults()[0].contains("is not in force here: "), "{:?}", faults());
     edit(Edit::Reload(vec![object("/a/", "again")])).unwrap();
     assert_eq!(names(&one), ["again"]);
+    assert!(faults().is_empty(), "{:?}", faults());
     assert_eq!(names(&join(&engine, Vec::new())), ["again"]);
 }
 

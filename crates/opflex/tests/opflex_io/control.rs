@@ -95,8 +95,11 @@ fn a_failed_write_is_reported_and_repeated() {
     assert!(matches!(unsaved, CallError::Keep(_)), "{unsaved}");
     // The policy is changed nevertheless, and kept as soon as the file can be written.
     assert_eq!(control.dump(&Uri::root()).unwrap().len(), 2);
+    let faults = || server.handle().figures().unwrap().policy_faults;
+    assert!(faults()[0].contains("policy is not kept: "), "{:?}", faults());
     std::fs::remove_dir(&file).unwrap();
     until(|| file.exists());
+    until(|| faults().is_empty());
     let kept = || ManagedObject::read_all(&std::fs::read(&file).unwrap(), Default::default()).unwrap();
     assert_eq!(kept().len(), 2);
 
@@ -548,6 +551,10 @@ fn an_edit_is_appended_to_the_journal_and_survives_a_crash() {
         );
         assert_eq!(std::fs::read(at("damaged.edits")).unwrap(), lines.concat());
     }
+    std::fs::remove_file(at("damaged")).unwrap();
+    let config = ServerConfig::new(server_settings("pr1")).keep(at("damaged"));
+    let error = Server::start(config).map(drop).unwrap_err().to_string();
+    assert!(error.contains("it is missing, and "), "{error}");
 
     server.stop();
     assert!(!at("policy.edits").exists());

@@ -15,12 +15,13 @@ use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use log::warn;
 use uuid::Uuid;
 
-use ssntp_transport::replace;
+use ssntp_transport::{locked, replace};
 use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "instances";
@@ -49,6 +50,8 @@ pub(super) struct Ledger {
     _thread: Joined,
     /// True if the queue was full, so that the file lacks changes.
     is_behind: bool,
+    /// The reason why the last write failed.
+    fault: Arc<Mutex<Option<String>>>,
     /// Closing this file releases the lock.
     _lock: File,
 }
@@ -75,17 +78,24 @@ impl Ledger {
             // The first write replaces the file, because a line after a torn last line would be
             // unreadable.
             lines: usize::MAX,
+            fault: Arc::default(),
         };
         // A file that cannot be written is reported now.
         book.write("")?;
         let (changes, given) = bounded(MAX_WAITING);
         let ledger = Self {
             changes,
+            fault: Arc::clone(&book.fault),
             _thread: threads::joined("ssntp-ledger", move || book.serve(&given))?,
             is_behind: false,
             _lock: lock,
         };
         Ok((ledger, owners))
+    }
+
+    /// The reason why changes are not on the disk, if the last write failed.
+    pub(super) fn fault(&self) -> Option<String> {
+        locked(&self.fault).clone()
     }
 
     /// Keeps the node of an instance. Does not block: if the disk is too slow, a warning is logged, and
@@ -156,6 +166,7 @@ struct Book {
     owners: HashMap<Uuid, Uuid>,
     /// The number of lines in the file; `usize::MAX` if it must be rewritten.
     lines: usize,
+    fault: Arc<Mutex<Option<String>>>,
 }
 
 impl Book {
@@ -182,15 +193,18 @@ impl Book {
                 };
                 self.lines = self.lines.saturating_add(1);
             }
-            if let Err(e) = self.write(&text) {
-                let path = self.path.display();
+            let failed = self.write(&text).err();
+            let path = self.path.display();
+            let fault = failed.map(|e| format!("{path}: {e}: a restart may forget instances"));
+            if let Some(why) = &fault {
                 // Only the first of several failures in a row is logged.
                 if self.lines != usize::MAX {
-                    warn!(target: "ssntp::scheduler", "{path}: {e}: a restart may forget instances");
+                    warn!(target: "ssntp::scheduler", "{why}");
                 }
                 // The file may have a part of the text, so the next write replaces the file.
                 self.lines = usize::MAX;
             }
+            *locked(&self.fault) = fault;
         }
     }
 
@@ -221,6 +235,7 @@ impl Ledger {
             changes,
             _thread: Joined::default(),
             is_behind: false,
+            fault: Arc::default(),
             _lock: tempfile::tempfile().unwrap(),
         };
         (ledger, given)
@@ -234,7 +249,10 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use ssntp_transport::{deadline, now};
 
     #[test]
     fn a_file_that_was_emptied_is_refused_and_one_without_instances_is_not() {
@@ -247,6 +265,26 @@ mod tests {
         assert!(refused.contains("it is empty"), "{refused}");
         fs::remove_file(dir.path().join(FILE)).unwrap();
         assert!(Ledger::open(dir.path()).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_a_fault_until_it_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let (mut ledger, _) = Ledger::open(&state).unwrap();
+        fs::rename(&state, dir.path().join("gone")).unwrap();
+        // The fault is known once the thread has taken a change and written it.
+        let mut until = |is_faulty: bool| {
+            let end = deadline(Duration::from_secs(60));
+            while ledger.fault().is_some() != is_faulty {
+                assert!(now() < end, "{:?}", ledger.fault());
+                ledger.keep(Uuid::nil(), None);
+                std::thread::yield_now();
+            }
+        };
+        until(true);
+        fs::rename(dir.path().join("gone"), &state).unwrap();
+        until(false);
     }
 
     #[test]
@@ -274,6 +312,7 @@ mod tests {
             path: path.clone(),
             owners: HashMap::from([(uuid(1), uuid(7))]),
             lines: 1,
+            fault: Arc::default(),
         };
         let (changes, given) = bounded(3);
         changes.send(Change::One(uuid(4), Some(uuid(7)))).unwrap();

@@ -224,6 +224,11 @@ impl Starts {
         }
     }
 
+    /// The reason why the nodes of instances are not in the file of the state directory.
+    pub(crate) fn ledger_fault(&self) -> Option<String> {
+        self.instances.ledger_fault()
+    }
+
     /// The time at which the first time limit of a START is over.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let all = [self.parked.next_deadline(), self.instances.next_deadline()];

@@ -32,6 +32,11 @@ impl Handover {
         self.ledger = Some(ledger);
     }
 
+    /// The reason why changes are not in the ledger's file.
+    pub(in crate::starts) fn fault(&self) -> Option<String> {
+        self.ledger.as_ref().and_then(Ledger::fault)
+    }
+
     /// From now on, changes are recorded for the other schedulers.
     pub(in crate::starts) fn record_intents(&mut self) {
         self.intents = Some(Vec::new());

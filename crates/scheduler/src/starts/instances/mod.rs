@@ -228,6 +228,11 @@ impl Instances {
         &mut self.handover
     }
 
+    /// The reason why changes are not in the ledger's file.
+    pub(super) fn ledger_fault(&self) -> Option<String> {
+        self.handover.fault()
+    }
+
     /// The intents for the instances that are gone since the last call and have no node again.
     pub(super) fn take_gone(&mut self) -> Vec<Intent> {
         let gone = self.handover.take_gone().into_iter();
