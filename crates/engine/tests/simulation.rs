@@ -26,7 +26,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use ssntp_engine::{Answer, EngineError, Join, Machine, Member, Next, Request};
+use ssntp_engine::{Answer, EngineError, Join, Machine, Member, Next, Request, When};
 use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::random::Random;
 use uuid::Uuid;
@@ -432,4 +432,71 @@ fn a_leader_stays_a_member_however_long_its_calls_take_and_while_documents_are_w
             }
         }
     }
+}
+
+/// Otherwise nobody would lead while the lease of the former term is kept alive.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "any time will do to begin with")]
+fn a_leader_whose_key_somebody_has_deleted_leads_again() {
+    let (engine, mut machine, begin) = (MemoryEngine::new(), machine(0, 0), Instant::now());
+    let (mut now, mut is_deleted, mut asks_again) = (begin, false, false);
+    while !asks_again {
+        assert!(now < begin + Duration::from_secs(60), "{:?}", machine.view());
+        match machine.next(now) {
+            Next::Ask(request) => {
+                asks_again = is_deleted && writes(&request);
+                let mut answer = engine.ask_at(now, &request);
+                if let Ok(Answer::Kept(kept)) = &mut answer
+                    && machine.view().acts(now).is_some()
+                {
+                    is_deleted |= kept.entries.remove("leader").is_some();
+                }
+                machine.handle_answer(&request, now, now, answer);
+                assert!(!is_deleted || machine.view().acts(now).is_none());
+            }
+            Next::At(at) => now = at,
+            Next::Left => panic!("it has left"),
+        }
+    }
+}
+
+/// Otherwise the two would replace each other's key for ever.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "any time will do to begin with")]
+fn a_process_leaves_the_key_of_a_member_to_another_process_with_its_uuid() {
+    let (engine, mut machine, mut now) = (MemoryEngine::new(), machine(0, 0), Instant::now());
+    let mut run = |machine: &mut Machine, seconds: u64| {
+        let end = now + Duration::from_secs(seconds);
+        let mut doubles = Vec::new();
+        while now < end {
+            match machine.next(now) {
+                Next::Ask(request) => {
+                    let answer = engine.ask_at(now, &request);
+                    machine.handle_answer(&request, now, now, answer);
+                }
+                Next::At(at) => now = at,
+                Next::Left => panic!("it has left"),
+            }
+            doubles.push(machine.view().double.as_ref().map(|other| other.incarnation));
+        }
+        (doubles, now)
+    };
+    let (before, at) = run(&mut machine, 10);
+    assert!(before.iter().all(Option::is_none));
+    let Member { uuid, .. } = machine.view().members[0];
+    let other = Member {
+        incarnation: 1,
+        ..machine.view().members[0].clone()
+    };
+    let put = Request::Put {
+        key: format!("members/{uuid}"),
+        value: serde_json::to_vec(&other).unwrap(),
+        lease: None,
+        when: When::Always,
+    };
+    engine.ask_at(at, &put).unwrap();
+    let (after, _) = run(&mut machine, 20);
+    let seen = after.iter().position(Option::is_some).unwrap();
+    assert!(after[seen..].iter().all(|double| *double == Some(1)), "{after:?}");
+    assert_eq!(machine.view().members, [other]);
 }
