@@ -429,6 +429,49 @@ mod tests {
     }
 
     #[test]
+    fn a_write_of_a_leader_that_has_just_lost_its_lease_is_not_told_as_a_change_by_others() {
+        let engine = MemoryEngine::new();
+        let (views, received) = crossbeam_channel::unbounded();
+        let answer = |engine: &mut MemoryEngine, request: &Request| {
+            if is_of(request, DOCUMENTS)
+                && let Ok(Answer::Kept(kept)) = engine.ask(&Request::Read)
+                && let Some(lease) = kept.entries.get(crate::engine::LEADER).and_then(|entry| entry.lease)
+            {
+                engine.ask(&Request::Revoke(lease)).unwrap();
+            }
+            engine.ask(request)
+        };
+        let tell = move |view: &View| drop(views.send(view.clone()));
+        let membership = Membership::start(Box::new(Odd { engine, answer }), join(1), tell).unwrap();
+        wait(&received, |view| view.acts(now()).is_some());
+        let written = membership.documents().write_as_leader("d", b"1");
+        assert_eq!(written, Err(EngineError::NoLease));
+    }
+
+    #[test]
+    fn a_leader_that_leaves_stops_acting_before_its_lease_is_revoked() {
+        let engine = MemoryEngine::new();
+        let (views, received) = crossbeam_channel::unbounded();
+        let (revoked, acted) = crossbeam_channel::unbounded();
+        let acting = Arc::new(AtomicBool::new(false));
+        let acts = Arc::clone(&acting);
+        let answer = move |engine: &mut MemoryEngine, request: &Request| {
+            if matches!(request, Request::Revoke(_)) {
+                revoked.send(acts.load(Ordering::Relaxed)).unwrap();
+            }
+            engine.ask(request)
+        };
+        let tell = move |view: &View| {
+            acting.store(view.acting.is_some(), Ordering::Relaxed);
+            drop(views.send(view.clone()));
+        };
+        let membership = Membership::start(Box::new(Odd { engine, answer }), join(1), tell).unwrap();
+        wait(&received, |view| view.acts(now()).is_some());
+        drop(membership);
+        assert_eq!(acted.try_iter().collect::<Vec<_>>(), [false, false]);
+    }
+
+    #[test]
     fn a_higher_token_ends_a_leader_and_its_next_token_is_higher() {
         let engine = MemoryEngine::new();
         let (membership, views) = start(&engine, 1).unwrap();
