@@ -47,7 +47,13 @@ fn each_package_has_its_licence_readme_changelog_and_keywords() {
             assert!(length > 0, "{}: {file}", package.display());
         }
         let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
-        for key in ["license", "description", "readme", "keywords", "[package.metadata.docs.rs]"] {
+        for key in [
+            "license",
+            "description",
+            "readme",
+            "keywords",
+            "[package.metadata.docs.rs]",
+        ] {
             assert!(manifest.contains(key), "{}: {key}", package.display());
         }
     }

@@ -425,9 +425,8 @@ impl Machine {
                     self.read = None;
                 }
             }
-            // Another server was faster. This process's lease ends by itself.
+            // Another server was faster. The next reading drops this process's lease, which ends by itself.
             (Request::Put { key, .. }, Answer::Differs(_)) if key == LEADER => {
-                self.leader = None;
                 self.is_vacant = false;
                 self.read = None;
             }

@@ -435,7 +435,10 @@ mod tests {
         let answer = |engine: &mut MemoryEngine, request: &Request| {
             if is_of(request, DOCUMENTS)
                 && let Ok(Answer::Kept(kept)) = engine.ask(&Request::Read)
-                && let Some(lease) = kept.entries.get(crate::engine::LEADER).and_then(|entry| entry.lease)
+                && let Some(lease) = kept
+                    .entries
+                    .get(crate::engine::LEADER)
+                    .and_then(|entry| entry.lease)
             {
                 engine.ask(&Request::Revoke(lease)).unwrap();
             }

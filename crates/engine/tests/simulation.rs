@@ -500,3 +500,27 @@ fn a_process_leaves_the_key_of_a_member_to_another_process_with_its_uuid() {
     assert!(after[seen..].iter().all(|double| *double == Some(1)), "{after:?}");
     assert_eq!(machine.view().members, [other]);
 }
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "any time will do to begin with")]
+fn a_process_that_has_resigned_stays_a_member_and_leads_no_more() {
+    let (engine, mut machine, begin) = (MemoryEngine::new(), machine(0, 0), Instant::now());
+    let (mut now, mut resigned) = (begin, None);
+    while now < begin + Duration::from_secs(60) {
+        if resigned.is_none() && machine.view().acts(now).is_some() {
+            machine.resign();
+            resigned = Some(now);
+        }
+        match machine.next(now) {
+            Next::Ask(request) => {
+                let answer = engine.ask_at(now, &request);
+                machine.handle_answer(&request, now, now, answer);
+            }
+            Next::At(at) => now = at,
+            Next::Left => panic!("it has left"),
+        }
+        assert!(resigned.is_none() || machine.view().acts(now).is_none());
+    }
+    assert!(resigned.is_some() && machine.is_member());
+    assert_eq!((machine.view().members.len(), machine.view().leader), (1, None));
+}

@@ -393,3 +393,24 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     File::open(path)?.take(limit).read_to_end(&mut yaml)?;
     Ok(Some(yaml))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp_transport::now;
+
+    /// Otherwise a new leader would write its own configuration over that of the engine.
+    #[test]
+    fn the_configuration_of_the_engine_leaves_nothing_to_write() {
+        let [own, other] = ["/etc", "/srv"]
+            .map(|uri| Bytes::from(format!("configure:\n  scheduler:\n    storage_uri: {uri}\n")));
+        let mut configuration = Configuration::in_memory(own).unwrap();
+        configuration.write_current(now());
+        assert!(configuration.next_deadline().is_some());
+        configuration.replace(other.clone()).unwrap();
+        assert_eq!(
+            (configuration.next_deadline(), configuration.current()),
+            (None, &other)
+        );
+    }
+}

@@ -208,8 +208,14 @@ pub(super) fn check_absent(kept: &Path) -> Result<(), StartError> {
     if fs::symlink_metadata(&path).is_err() {
         return Ok(());
     }
-    let why = format!("it is missing, and {} has edits of it; restore it, or delete those", path.display());
-    Err(StartError::Keep(kept.into(), io::Error::new(io::ErrorKind::NotFound, why)))
+    let why = format!(
+        "it is missing, and {} has edits of it; restore it, or delete those",
+        path.display()
+    );
+    Err(StartError::Keep(
+        kept.into(),
+        io::Error::new(io::ErrorKind::NotFound, why),
+    ))
 }
 
 /// The policy of a file with the edits of its journal.

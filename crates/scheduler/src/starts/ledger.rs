@@ -21,8 +21,8 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use log::warn;
 use uuid::Uuid;
 
-use ssntp_transport::{locked, replace};
 use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{locked, replace};
 
 const FILE: &str = "instances";
 const LOCK: &str = "lock";
