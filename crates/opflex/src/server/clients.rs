@@ -94,10 +94,11 @@ impl Clients {
             return Ok((result, None));
         };
         if before.as_ref() != Some(&name) {
-            // The requests of a session count for its latest name.
             if let Some(before) = &before {
-                let none = RequestCounters::default();
-                self.agents.session_ended(before, &none, settings.limits.agents);
+                // The counters of an agent never fall, so they stay with the former name.
+                let counters = std::mem::take(&mut session.counters);
+                self.agents
+                    .session_ended(before, &counters, settings.limits.agents);
             }
             self.agents.session_began(&name, now);
         }

@@ -396,6 +396,22 @@ fn names_can_be_made_unique() {
 }
 
 #[test]
+fn the_counters_of_an_agent_do_not_fall_when_its_session_takes_another_name() {
+    let mut world = world();
+    let client = world.element("pe1");
+    let resolve = json!([{"subject": "a", "policy_uri": "/a/"}]);
+    world.ask(client, "policy_resolve", resolve);
+    let of = |world: &World, name: &str| {
+        let agents = world.server.agents_after(None, 10, world.now);
+        let agent = agents.into_iter().find(|agent| *agent.name == *name);
+        agent.unwrap().counters.requests(Method::PolicyResolve)
+    };
+    assert_eq!(of(&world, "pe1"), 1);
+    world.ask(client, "send_identity", json!([identity("pe2")]));
+    assert_eq!((of(&world, "pe1"), of(&world, "pe2")), (1, 0));
+}
+
+#[test]
 fn late_events_of_a_closed_connection_are_ignored() {
     let mut world = world();
     let client = world.element("pe1");
