@@ -24,6 +24,9 @@ pub enum CloseReason {
     /// Another connection sent an identity with the same name, and the server requires unique names.
     #[error("a newer connection uses the same name")]
     Replaced,
+    /// The certificate of the peer has ended.
+    #[error("the peer's certificate has expired")]
+    Expired,
     /// The server refused the identity of this element.
     #[error("the server refused our identity: {0}")]
     IdentityRefused(ErrorResponse),

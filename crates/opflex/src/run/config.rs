@@ -241,6 +241,9 @@ pub enum StartError {
     /// The file in which policy is kept does not contain a policy.
     #[error("the kept policy {path} is malformed: {1}", path = .0.display())]
     Kept(PathBuf, #[source] FileError),
+    /// The kept policy contradicts itself, or the model does not allow it.
+    #[error("the kept policy {path} is refused: {1}", path = .0.display())]
+    KeptPolicy(PathBuf, #[source] ModelError),
     /// The policy of the configuration is malformed, or the model does not allow it.
     #[error("policy: {0}")]
     Policy(#[source] ModelError),

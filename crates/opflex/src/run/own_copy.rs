@@ -5,6 +5,7 @@
 //! is checked as a whole and then made in pieces, parents first. A reload is compared with the policy
 //! piece by piece on the thread of the caller, so the dispatcher gets only the objects that differ, and
 //! no second copy of the policy is made. If another edit comes between, the reload is made in one call.
+//! Edits by handles wait for each other, so only one of the application on the dispatcher can.
 
 use std::collections::{HashMap, HashSet};
 
@@ -100,7 +101,8 @@ pub(super) fn replace(
     objects: Vec<ManagedObject>,
     revision: u64,
 ) -> Result<usize, CallError> {
-    let (compared, wanted, Difference { delete, merge }) = difference(events, objects)?;
+    let (compared, wanted, difference) = difference(events, objects)?;
+    let Difference { delete, merge, .. } = difference;
     // One call, because each piece would have a revision of its own, which a document may have, too.
     call(events, move |cx| {
         let edit = if cx.core().policy_revision() == compared {
@@ -141,36 +143,60 @@ fn merge_in_pieces(
     }
     // Parents first, so that the parent of each object is in the same or in an earlier piece.
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
-    in_pieces(events, at, Vec::new(), objects)
+    in_pieces(events, at, Vec::new(), objects, Edit::Merge)
 }
 
 /// Deletes objects, and then merges checked and sorted objects in pieces. With `at`, it fails unless
-/// policy has this revision.
+/// policy has this revision. If a later piece is refused, because the application has made an edit or
+/// because the model allows only the whole, `whole` makes one edit of the objects that are left.
 fn in_pieces(
     events: &ServerEvents,
     at: Option<u64>,
     delete: Vec<Uri>,
     objects: Vec<ManagedObject>,
+    whole: impl FnOnce(Vec<ManagedObject>) -> Edit,
 ) -> Result<Edited, CallError> {
     let mut objects = objects.into_iter();
     let first = objects.by_ref().take(PIECE).collect();
-    // Only the first piece is bound to the revision, because each piece makes a new one.
     let mut edited = change(events, at, Edit::Update(delete, first))?;
     loop {
         let piece: Vec<_> = objects.by_ref().take(PIECE).collect();
         if piece.is_empty() {
             return Ok(edited);
         }
-        let next = change(events, None, Edit::Merge(piece))?;
+        let next = match change(events, Some(edited.revision), Edit::Merge(piece.clone())) {
+            Err(CallError::Revision { .. } | CallError::Model(_)) => {
+                let left = piece.into_iter().chain(objects).collect();
+                let last = change(events, None, whole(left))?;
+                edited.changed += last.changed;
+                edited.revision = last.revision;
+                return Ok(edited);
+            }
+            next => next?,
+        };
         edited.changed += next.changed;
         edited.revision = next.revision;
     }
 }
 
 fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
-    let (revision, wanted, Difference { delete, merge }) = difference(events, objects)?;
+    let (revision, wanted, difference) = difference(events, objects)?;
+    let Difference {
+        delete,
+        merge,
+        restores,
+    } = difference;
     // Only at the revision of the comparison, which is wrong for any other one.
-    match in_pieces(events, Some(at.unwrap_or(revision)), delete, merge) {
+    let revision = Some(at.unwrap_or(revision));
+    let edited = if restores {
+        // Between two pieces, clients would lose objects that stay.
+        change(events, revision, Edit::Update(delete, merge))
+    } else {
+        in_pieces(events, revision, delete, merge, |_| {
+            Edit::Reload(wanted.to_objects())
+        })
+    };
+    match edited {
         // Another edit came between. No edit can come between in one call.
         Err(CallError::Revision { .. }) if at.is_none() => {
             change(events, at, Edit::Reload(wanted.to_objects()))
@@ -203,6 +229,8 @@ fn difference(
 struct Difference {
     delete: Vec<Uri>,
     merge: Vec<ManagedObject>,
+    /// True if the deletion removes objects that are merged again.
+    restores: bool,
 }
 
 /// The comparison of the present policy, of which each object is added, with a wanted one.
@@ -261,8 +289,15 @@ impl<'a> Comparison<'a> {
         let objects = self.wanted.iter();
         let differing =
             objects.filter(|object| is_deleted(object.uri()) || present.get(object.uri()) != Some(&true));
-        let merge = differing.map(|object| object.to_object()).collect();
-        Difference { delete, merge }
+        let merge: Vec<_> = differing.map(|object| object.to_object()).collect();
+        let is_restored =
+            |object: &ManagedObject| is_deleted(&object.uri) && present.contains_key(&object.uri);
+        let restores = merge.iter().any(is_restored);
+        Difference {
+            delete,
+            merge,
+            restores,
+        }
     }
 }
 
@@ -316,7 +351,14 @@ mod tests {
                 .to_objects()
                 .iter()
                 .for_each(|object| comparison.add(object));
-            let Difference { delete, merge } = comparison.finish();
+            let Difference {
+                delete,
+                merge,
+                restores,
+            } = comparison.finish();
+            let stays = |uri: &Uri| wanted.get(uri).is_some();
+            let removed = delete.iter().flat_map(|uri| edited.subtree(uri));
+            assert_eq!(restores, removed.into_iter().any(|object| stays(object.uri())));
             if after == before {
                 assert!(delete.is_empty() && merge.is_empty(), "{delete:?} {merge:?}");
             }

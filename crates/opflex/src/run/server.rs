@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use log::warn;
@@ -19,7 +20,7 @@ use crate::model::Edit;
 use crate::peer::host;
 use crate::server::{self, ServerCore};
 use ssntp_engine::{Engine, Membership};
-use ssntp_pki::CertificateInfo;
+use ssntp_pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::threads::Joined;
 use ssntp_transport::tls::Acceptor;
@@ -129,6 +130,7 @@ impl Server {
         let handle = ServerHandle {
             events: events.clone(),
             keeper: sender(),
+            edits: Arc::default(),
             cluster: None,
             occupancy: None,
         };
@@ -255,6 +257,8 @@ impl Drop for Server {
         self.cluster = None;
         // Before the keeper, for which edits of control connections may wait.
         self.local.drain(..).for_each(Acceptance::stop);
+        // An edit of the application may be under way, too.
+        self.handle.edits.end();
         self.keeper = None;
         let _ = events.send(DispatchEvent::Exit);
     }
@@ -271,9 +275,13 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
         Some(path) => keeper::read(path)?,
         None => None,
     };
+    let from = config.keep.as_ref().filter(|_| kept.is_some());
     let policy = kept.unwrap_or_else(|| config.policy.clone());
     // No client is connected yet, so no updates are sent.
-    core.edit(Edit::Merge(policy), now).map_err(StartError::Policy)?;
+    core.edit(Edit::Merge(policy), now).map_err(|why| match from {
+        Some(path) => StartError::KeptPolicy(path.clone(), why),
+        None => StartError::Policy(why),
+    })?;
     core.begin_at_revision(first_revision());
     Ok(core)
 }
@@ -352,11 +360,11 @@ impl HandshakeContext {
         }
         let decoder = Decoder::new(self.config.limits);
         // Parsed here, because it takes time that the dispatcher needs.
-        let certificate = shown
-            .first()
-            .filter(|_| self.config.settings.name_from_certificate);
+        let certificate = shown.first();
+        let named = certificate.filter(|_| self.config.settings.name_from_certificate);
         let request = server_side::Newcomer {
-            certified: certificate.and_then(CertificateInfo::common_name),
+            certified: named.and_then(CertificateInfo::common_name),
+            expires: certificate.and_then(end_of),
             dialled,
             peer: Entrant {
                 name: peer.to_string(),
@@ -381,9 +389,16 @@ impl HandshakeContext {
     }
 }
 
+/// The time at which a certificate ends.
+fn end_of(certificate: &CertificateDer<'_>) -> Option<Instant> {
+    let not_after = CertificateInfo::from_der(certificate).ok()?.not_after;
+    // The second that `not_after` names belongs to the lifetime.
+    let left = not_after.duration_since(wall_clock()).unwrap_or_default() + Duration::from_secs(1);
+    now().checked_add(left)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use super::*;
 

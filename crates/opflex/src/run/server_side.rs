@@ -15,8 +15,8 @@ use crate::model::{ManagedObject, Tree};
 use crate::peer::{ConnectionId, host};
 use crate::server::{Action as CoreAction, ServerCore};
 use crate::shares::Shares;
-use ssntp_transport::EndReason;
 use ssntp_transport::dispatch::{Action, View};
+use ssntp_transport::{Deadlines, EndReason};
 
 /// Sends events to a server's dispatcher.
 pub(super) type ServerEvents = SideEvents<ServerSide>;
@@ -59,6 +59,8 @@ pub(super) struct Newcomer {
     pub(super) peer: Entrant,
     /// The common name of its certificate, if the settings use it.
     pub(super) certified: Option<String>,
+    /// The end of its certificate.
+    pub(super) expires: Option<Instant>,
     /// The generation of the acceptor of its handshake.
     pub(super) generation: u64,
 }
@@ -73,6 +75,8 @@ pub(super) struct ServerSide {
     hosts: Shares<String>,
     /// The host of each connection in the transport's table.
     host_of: HashMap<ssntp_transport::ConnectionId, String>,
+    /// The times at which the certificates of clients end.
+    expiry: Deadlines<ConnectionId>,
     is_stopping: bool,
     /// The lowest generation of acceptors whose newcomers are admitted.
     generation: u64,
@@ -86,6 +90,7 @@ impl ServerSide {
             max_clients,
             hosts: Shares::default(),
             host_of: HashMap::new(),
+            expiry: Deadlines::default(),
             is_stopping: false,
             generation: 0,
         }
@@ -181,8 +186,12 @@ impl Side for ServerSide {
             dialled,
             peer,
             certified,
+            expires,
             ..
         } = newcomer;
+        if let Some(at) = expires {
+            self.expiry.set(connection, at);
+        }
         self.host_of.insert(id, from.clone());
         self.hosts.charge(from, 1);
         self.core
@@ -221,6 +230,7 @@ impl Side for ServerSide {
             EndCause::Ended(EndReason::Protocol(_)) | EndCause::Full | EndCause::Untrusted(_) => Level::Warn,
             EndCause::Ended(_) => Level::Info,
         };
+        self.expiry.clear(&connection);
         self.core.handle_disconnected(now, connection, level, why);
     }
 
@@ -240,11 +250,16 @@ impl Side for ServerSide {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.core.next_deadline()
+        let deadlines = [self.core.next_deadline(), self.expiry.next()];
+        deadlines.into_iter().flatten().min()
     }
 
     fn tick(&mut self, now: Instant) {
         self.core.handle_deadline(now);
+        // The number of a client that the core has ended is not used again, so its deadline does no harm.
+        while let Some(connection) = self.expiry.pop(now) {
+            self.core.handle_expired(now, connection);
+        }
     }
 
     fn stop(&mut self, _: &mut Peers, _: Instant, _: &mut Vec<Action>) {
@@ -273,6 +288,7 @@ mod tests {
     struct Bench {
         runner: Runner<Machine<ServerSide>>,
         now: Instant,
+        expires: Option<Instant>,
         credits: HashMap<ssntp_transport::ConnectionId, Arc<Credit>>,
     }
 
@@ -293,6 +309,7 @@ mod tests {
             Self {
                 runner: Runner::new(machine, settings, || false),
                 credits: HashMap::new(),
+                expires: None,
                 now,
             }
         }
@@ -306,6 +323,7 @@ mod tests {
             let newcomer = Newcomer {
                 certified: None,
                 dialled: None,
+                expires: self.expires,
                 peer: Entrant {
                     name: peer.to_owned(),
                     shown: Shown::default(),
@@ -476,6 +494,22 @@ mod tests {
         let sessions = bench.core().sessions(bench.now);
         assert_eq!(sessions.len(), 1);
         assert_eq!(sessions[0].connection, ConnectionId(sends.sequence()));
+    }
+
+    #[test]
+    fn a_session_ends_with_the_certificate_of_its_client() {
+        let begin = clock();
+        let core = ServerCore::new(ServerSettings::new("pr1", "test"), begin);
+        let mut bench = Bench::new(core, 10, begin);
+        bench.connect().unwrap();
+        bench.expires = Some(begin + Duration::from_secs(5));
+        bench.connect().unwrap();
+        for (seconds, left) in [(4, 2), (5, 1)] {
+            bench.now = begin + Duration::from_secs(seconds);
+            bench.runner.next_deadline();
+            bench.runner.tick(bench.now);
+            assert_eq!(bench.core().session_count(), left);
+        }
     }
 
     #[test]

@@ -535,6 +535,11 @@ impl ServerCore {
         self.actions.send(connection, Frame::failure(id, error));
     }
 
+    /// Closes the connection of a client whose certificate has ended.
+    pub fn handle_expired(&mut self, now: Instant, connection: ConnectionId) {
+        self.close(now, connection, CloseReason::Expired);
+    }
+
     fn close(&mut self, now: Instant, connection: ConnectionId, reason: CloseReason) {
         let Some(session) = self.clients.get(connection) else {
             return;

@@ -221,6 +221,41 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
 }
 
 #[test]
+fn a_connection_with_half_a_request_says_that_it_is_of_no_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    // It accepts and reads nothing.
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let mut control = Control::connect(&socket, Duration::from_millis(100)).unwrap();
+    let long = [object("/a/", &"x".repeat(4 << 20))];
+    let put = control.put(&long, false);
+    assert!(matches!(put, Err(ControlError::TimedOut)), "{put:?}");
+    let status = control.status();
+    assert!(matches!(status, Err(ControlError::Broken)), "{status:?}");
+}
+
+#[test]
+fn two_long_edits_at_once_do_not_mix() {
+    let (server, _) = serve_tcp(ServerConfig::new(server_settings("pr1")));
+    let policy =
+        |value: &str| -> Vec<_> { (0..3000).map(|n| object(&format!("/a/{n:04}/"), value)).collect() };
+    let handle = server.handle();
+    for _ in 0..5 {
+        std::thread::scope(|scope| {
+            for value in ["one", "two"] {
+                let (handle, objects) = (&handle, policy(value));
+                scope.spawn(move || handle.edit(Edit::Merge(objects)).unwrap());
+            }
+        });
+        let present = handle.policy().unwrap();
+        assert!(present == policy("one") || present == policy("two"));
+    }
+    server.stop();
+    // No part of an edit is made after the last write of the kept policy.
+    assert!(handle.edit(Edit::Merge(policy("three"))).is_err());
+}
+
+#[test]
 fn endpoints_and_reports_are_shown_with_their_element_and_time() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control");
@@ -378,6 +413,13 @@ fn a_start_that_fails_has_a_reason() {
     let config = ServerConfig::new(server_settings("pr1"));
     let kept = Server::start(config.clone().keep(&file)).unwrap_err();
     assert!(matches!(kept, StartError::Kept(..)), "{kept}");
+    let own_child = r#"[{"subject": "A", "uri": "/a/", "children": ["/elsewhere/"]}]"#;
+    std::fs::write(&file, own_child).unwrap();
+    let kept = Server::start(config.clone().keep(&file)).unwrap_err();
+    assert!(
+        kept.to_string().contains(file.to_str().unwrap()),
+        "{kept} names the file"
+    );
     let nowhere = Server::start(config.clone().keep(directory.path())).unwrap_err();
     assert!(matches!(nowhere, StartError::Keep(..)), "{nowhere}");
     let (server, address) = serve_tcp(config.clone());

@@ -32,6 +32,8 @@ pub struct Control {
     decoder: Decoder,
     limit: Duration,
     last: u64,
+    /// True if a request was sent only in part.
+    is_broken: bool,
     /// If set, changes are refused ([`ControlError::Refused`]) unless policy has this revision. Default: `None`.
     pub if_revision: Option<u64>,
 }
@@ -53,6 +55,7 @@ impl Control {
             decoder: Decoder::without_identity(limits),
             limit,
             last: 0,
+            is_broken: false,
             if_revision: None,
         })
     }
@@ -205,12 +208,17 @@ impl Control {
                 what,
             )));
         }
+        if self.is_broken {
+            return Err(ControlError::Broken);
+        }
         let deadline = deadline(self.limit);
+        self.is_broken = true;
         for piece in frame.chunks(WRITE) {
             self.halves.stream.set_write_timeout(Some(left(deadline)?))?;
             let piece = Outgoing::whole(frame.slice_ref(piece), 1);
             self.halves.transmit.transmit(&[piece])?;
         }
+        self.is_broken = false;
         self.halves.transmit.idle();
         self.answer(&id, deadline)
     }
@@ -257,6 +265,10 @@ pub enum ControlError {
     /// The time limit passed without an answer.
     #[error("the server does not answer")]
     TimedOut,
+    /// An earlier call has failed while it was sent, so the server cannot read another one. Connect
+    /// again.
+    #[error("an earlier call was sent only in part")]
+    Broken,
     /// The server closed the connection before it answered.
     #[error("the server closed the connection")]
     Closed,
