@@ -332,6 +332,7 @@ fn an_answer_that_the_list_of_a_node_has_overtaken_changes_nothing() {
         bench.core.state().instances[&instance].state,
         InstanceState::Running
     );
+    assert_eq!(bench.workload().rollout.failures, 0);
 }
 
 #[test]
