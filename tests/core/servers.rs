@@ -1,7 +1,7 @@
 //! Operators that list linked servers and drain them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ssntp::payload::{
@@ -73,36 +73,15 @@ fn a_list_has_this_server_its_links_and_the_peers_that_do_not_answer() {
     drop(agent);
 }
 
-/// Keeps the lines for audits of all tests.
-struct Audit(Mutex<Vec<String>>);
-
-static AUDIT: Audit = Audit(Mutex::new(Vec::new()));
-
-impl log::Log for Audit {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.target() == "ssntp::audit"
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if self.enabled(record.metadata()) {
-            self.0.lock().unwrap().push(record.args().to_string());
-        }
-    }
-
-    fn flush(&self) {}
-}
-
 #[test]
 fn the_operator_s_own_server_has_the_certificate_of_who_drains_another_one_in_its_audit_log() {
-    log::set_logger(&AUDIT).unwrap();
-    log::set_max_level(log::LevelFilter::Info);
+    audited();
     let one = Node::start_with(&[], operators);
     let two = Node::start_with(&[&one], operators);
     let mut operator = two.connect(Role::CONTROLLER, &[&one]);
     let drained: Servers = ask(&mut operator, &drain(one.uuid()));
     assert_eq!(drained.reason.as_str(), "");
-    log::set_max_level(log::LevelFilter::Off);
-    let lines = AUDIT.0.lock().unwrap();
+    let lines = audited();
     let passed = format!("drain of server {} within 0 s passed on: by ", one.uuid());
     let line = lines.iter().find(|line| line.starts_with(&passed));
     assert!(line.is_some_and(|line| line.contains("serial")), "{lines:?}");

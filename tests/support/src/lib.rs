@@ -72,28 +72,46 @@ thread_local! {
     static WARNED: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// Keeps the warnings of each thread.
+/// The lines for audits of all threads.
+static AUDITED: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+
+/// Keeps the warnings of each thread, and the lines for audits.
 struct Warnings;
 
 impl log::Log for Warnings {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
+        metadata.level() <= log::Level::Warn || metadata.target() == "ssntp::audit"
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        WARNED.with_borrow_mut(|warned| warned.push(record.args().to_string()));
+        let line = record.args().to_string();
+        if record.level() <= log::Level::Warn {
+            WARNED.with_borrow_mut(|warned| warned.push(line));
+        } else if self.enabled(record.metadata()) {
+            AUDITED.lock().unwrap().push(line);
+        }
     }
 
     fn flush(&self) {}
 }
 
-/// The log lines of this thread at the level warn or above during `act`.
-pub fn warnings(act: impl FnOnce()) -> Vec<String> {
+fn keep_lines() {
     static LOGGER: OnceLock<()> = OnceLock::new();
     LOGGER.get_or_init(|| {
         log::set_logger(&Warnings).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
+        log::set_max_level(log::LevelFilter::Info);
     });
+}
+
+/// The lines for audits of all threads since the first call of this function or of [`warnings`].
+pub fn audited() -> Vec<String> {
+    keep_lines();
+    AUDITED.lock().unwrap().clone()
+}
+
+/// The log lines of this thread at the level warn or above during `act`.
+pub fn warnings(act: impl FnOnce()) -> Vec<String> {
+    keep_lines();
     WARNED.take();
     act();
     WARNED.take()
