@@ -27,6 +27,8 @@ pub(super) struct Source {
     watched: Watched,
     /// A checksum of the contents that are in force.
     digest: Option<u64>,
+    /// True if contents were read that may have been used.
+    was_read: bool,
 }
 
 impl Source {
@@ -36,6 +38,7 @@ impl Source {
             schema,
             watched: Watched::default(),
             digest: None,
+            was_read: false,
         }
     }
 
@@ -58,7 +61,7 @@ impl Source {
             const WHY: &str = "the directory has no policy file (*.json, *.yaml, *.yml)";
             // An empty directory is a valid policy at the start, but it does not delete the one that is in force:
             // its file system may be gone. A file with an empty list does.
-            if self.digest.is_some() {
+            if self.was_read {
                 return Err(Failure::at(&self.path, WHY));
             }
             log::warn!("{}: {WHY}", self.path.display());
@@ -81,6 +84,7 @@ impl Source {
             objects.extend(of_file);
         }
         // Set only now, when every file is valid: until then the old contents are in force.
+        self.was_read = true;
         let digest = Some(digest.finish());
         let is_new = std::mem::replace(&mut self.digest, digest) != digest;
         Ok(is_new.then_some(objects))
@@ -158,6 +162,9 @@ mod tests {
         fs::write(&path, "[{subject: Group, uri: /a/}]").unwrap();
         assert_eq!(source.read().unwrap().unwrap().len(), 1);
         fs::remove_file(&path).unwrap();
+        assert!(source.read().is_err());
+        // As after an edit that failed.
+        source.forget();
         assert!(source.read().is_err());
         fs::write(&path, "").unwrap();
         assert!(source.read().is_err());
