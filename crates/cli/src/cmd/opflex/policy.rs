@@ -48,7 +48,7 @@ enum Change {
     },
     /// Remove objects and everything below them
     Delete {
-        /// The objects
+        /// The objects, with or without their last slash
         #[arg(required = true)]
         uris: Vec<Uri>,
         #[command(flatten)]
@@ -58,7 +58,7 @@ enum Change {
     Status,
     /// Print the objects at and below a URI
     Dump {
-        /// Print only objects at and below this URI [default: all policy]
+        /// Print only objects at and below this URI, with or without its last slash [default: all policy]
         uri: Option<Uri>,
         /// Print YAML
         #[arg(long, conflicts_with = "json")]
@@ -88,7 +88,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         }
         Change::Delete { uris, only } => {
             control.if_revision = only.if_revision;
-            control.delete(&uris)
+            control.delete(&both_spellings(uris)?)
         }
         Change::Status => {
             let (revision, objects) = control.status().map_err(Failure::new)?;
@@ -97,8 +97,12 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             return print_either(args.control.json, as_json, text);
         }
         Change::Dump { uri, yaml } => {
-            let objects = control.dump(&uri.unwrap_or_else(Uri::root));
-            let objects = objects.map_err(Failure::new)?;
+            let mut objects = Vec::new();
+            for spelling in both_spellings(vec![uri.unwrap_or_else(Uri::root)])? {
+                // Both spellings have the same objects below them.
+                objects.retain(|object: &ManagedObject| !spelling.is_ancestor_of(&object.uri));
+                objects.extend(control.dump(&spelling).map_err(Failure::new)?);
+            }
             let format = if yaml { Format::Yaml } else { Format::Json };
             let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
             return print_text(&if yaml { text } else { printable_json(&text) });
@@ -113,6 +117,17 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let objects = if changed == 1 { "object" } else { "objects" };
     let value = json!({ "changed": changed, "revision": revision });
     print_either(args.control.json, value, format!("{changed} {objects} changed"))
+}
+
+/// These URIs; those without their last slash, with which nearly all objects are named, also with it.
+fn both_spellings(uris: Vec<Uri>) -> Result<Vec<Uri>, Failure> {
+    let mut all = Vec::new();
+    for uri in uris {
+        let whole = (!uri.as_str().ends_with('/')).then(|| format!("{uri}/").parse());
+        all.push(uri);
+        all.extend(whole.transpose().map_err(Failure::new)?);
+    }
+    Ok(all)
 }
 
 fn load_all(files: &[PathBuf]) -> Result<Vec<ManagedObject>, Failure> {

@@ -270,7 +270,7 @@ fn a_change_for_another_revision_of_the_policy_is_refused() {
         status["revision"].as_u64() > put["revision"].as_u64(),
         "{status} {put}"
     );
-    let deleted = policy(&["delete", "/a/", "--if-revision", &at(&status["revision"])]);
+    let deleted = policy(&["delete", "/a", "--if-revision", &at(&status["revision"])]);
     assert_eq!(deleted["changed"], 1);
     end(server, Signal::TERM);
 }

@@ -132,6 +132,20 @@ fn a_policy_is_served_watched_changed_and_reloaded() {
     let dump = run(dir, &["policy", "dump", WEB, "--control", "control"]);
     let dumped: Value = serde_json::from_slice(&dump.stdout).unwrap();
     assert_eq!(dumped[0]["properties"][0]["data"], "web2");
+    let bare = run(
+        dir,
+        &[
+            "policy",
+            "dump",
+            WEB.trim_end_matches('/'),
+            "--control",
+            "control",
+        ],
+    );
+    assert_eq!(
+        bare.stdout, dump.stdout,
+        "the last slash of the topmost URI does not matter"
+    );
 
     fs::write(
         dir.join("policy.json"),
