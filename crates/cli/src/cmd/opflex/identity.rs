@@ -58,7 +58,8 @@ pub(super) struct IdentityArgs {
     /// send, so that no element can use the name of another one
     #[arg(long, requires = "tls_ca")]
     identity_from_certificate: bool,
-    /// Close the connection of an element when another element with its name connects
+    /// Close the connection of an element when another connection has its name, such as a second
+    /// one of the same element: each element must have only one
     #[arg(long)]
     unique_names: bool,
     /// For how long updates are sent and endpoints are kept if a request does not say it
@@ -77,6 +78,16 @@ pub(super) struct IdentityArgs {
 }
 
 impl IdentityArgs {
+    /// Logs a warning if any element can close the connection of another one.
+    pub(super) fn warn(&self) {
+        if self.unique_names && !self.identity_from_certificate {
+            log::warn!(
+                "--unique-names without --identity-from-certificate: an element that sends the name of another one \
+                 closes its connection"
+            );
+        }
+    }
+
     pub(super) fn settings(self) -> ServerSettings {
         let mut settings = ServerSettings::new(self.name, self.domain);
         settings.any_domain = settings.domain == "any";

@@ -113,6 +113,7 @@ impl Args {
 
 pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut daemon = Daemon::install(settings)?;
+    args.identity.warn();
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     let (credentials, of_engine) = args.join.read()?;
