@@ -323,13 +323,20 @@ fn an_instance_whose_driver_is_missing_is_neither_stopped_nor_deleted() {
         drivers: Vec::new(),
         ..settings()
     });
-    let runs = stored(ONE, Some(record().running(&handle(ONE), 0)), Some(persistent(ONE)));
+    let runs = stored(
+        ONE,
+        Some(record().running(&handle(ONE), 0)),
+        Some(persistent(ONE)),
+    );
     stage.control.adopt(stage.now, NodeRecord::default(), vec![runs]);
     stage.connect();
     stage.send(&stop(ONE));
     assert_eq!(stage.next::<StopFailure>().reason, StopFailureReason::InvalidData);
     stage.send(&delete(ONE, false));
-    assert_eq!(stage.next::<DeleteFailure>().reason, DeleteFailureReason::InvalidData);
+    assert_eq!(
+        stage.next::<DeleteFailure>().reason,
+        DeleteFailureReason::InvalidData
+    );
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use ssntp_payload::{
-    Delete, InstanceDeleted, InstanceState, Persistence, RawDocument, Start, StartPayload, Stats, Stop,
-    Storage, VmType,
+    Delete, InstanceDeleted, InstanceState, NodeDisconnected, Persistence, RawDocument, Start, StartPayload,
+    Stats, Stop, Storage, VmType,
 };
 use uuid::Uuid;
 
@@ -118,6 +118,8 @@ fn a_guest_reads_its_seed_outlives_its_agent_and_obeys_its_power_button() {
     });
 
     agent.kill();
+    // STATS that arrive before this are those of the former agent.
+    cluster.next(|_: &NodeDisconnected| true);
     let agent = cluster.agent("agent", &arguments);
     cluster.next(is(InstanceState::Active));
 
