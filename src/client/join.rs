@@ -49,6 +49,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 const SHORTEST_PAUSE: Duration = Duration::from_secs(10);
 /// The longest pause between two attempts to renew.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+/// The maximum number of attempts to renew over a session that another program takes over.
+const ATTEMPTS: u32 = 10;
 /// The time that a server has to answer a RenewCertificate.
 const ANSWER: Duration = Duration::from_secs(30);
 
@@ -128,7 +130,20 @@ impl NodeFiles {
                 ..config
             };
             let client = Client::connect(config)?;
-            self.follow(&client, &before, &trust)?;
+            // A program with the same UUID takes its session back meanwhile. The same key gets the same certificate again.
+            for attempt in 1.. {
+                match self.follow(&client, &before, &trust) {
+                    Err(JoinError::NotRenewed(RequestError::Disconnected | RequestError::NotConnected))
+                        if attempt < ATTEMPTS =>
+                    {
+                        client.wait_connected(Some(ANSWER))?;
+                    }
+                    outcome => {
+                        outcome?;
+                        break;
+                    }
+                }
+            }
         }
         Ok(is_due)
     }
