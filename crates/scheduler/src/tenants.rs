@@ -96,7 +96,7 @@ impl Pending {
     }
 }
 
-/// What became of a START that needs an address.
+/// The outcome for a START that needs an address.
 #[derive(Debug)]
 pub(super) enum Leased {
     /// The START with the address.

@@ -137,7 +137,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// What people call it: the workload, the slot, and the beginning of the UUID.
+    /// The name for people: the workload, the slot, and the beginning of the UUID.
     pub(crate) fn called(&self) -> String {
         format!("{}-{} ({})", self.workload, self.slot, short(self.uuid))
     }

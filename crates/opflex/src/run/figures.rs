@@ -23,7 +23,7 @@ pub struct ServerFigures {
     pub handshakes: usize,
     /// The maximum number of handshakes in progress.
     pub max_handshakes: usize,
-    /// What is wrong with the policy: it is not in its file, or that of the cluster is not in force here.
+    /// The faults of the policy: it could not be written to its file, or that of the cluster is not in force here.
     pub policy_faults: Vec<String>,
     /// The number of policy objects.
     pub policy_objects: usize,
