@@ -69,8 +69,12 @@ impl Dialer {
                 // Its servers belong together, and this one has decided.
                 Err(refused @ DialFault::Refused(Refusal::PeerAborted)) => return Err(refused),
                 // A fault at one address does not end the attempts at others.
-                Err(later) if fault.as_ref().is_none_or(|fault| !fault.may_retry()) => fault = Some(later),
-                Err(_) => {}
+                Err(later) => {
+                    fault = Some(match fault {
+                        Some(earlier) => earlier.and(later),
+                        None => later,
+                    })
+                }
             }
             if self.cancel.is_cancelled() {
                 break;

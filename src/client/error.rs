@@ -100,8 +100,8 @@ pub enum ClientError {
     Disconnected(SessionEnd),
 }
 
-fn list(errors: &[DialError]) -> String {
-    let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
+fn list<E: ToString>(errors: &[E]) -> String {
+    let texts: Vec<_> = errors.iter().map(E::to_string).collect();
     texts.join("; ")
 }
 
@@ -185,6 +185,11 @@ pub enum DialFault {
     /// TLS succeeded and the protocol's handshake failed.
     #[error(transparent)]
     Refused(Refusal),
+    /// Two or more of the faults above, each kind once: the addresses of the server's name failed in different
+    /// ways, or the attempts with the new and with the old certificate. The server is tried again if it is after
+    /// one of them.
+    #[error("{}", list(.0))]
+    Several(Vec<DialFault>),
 }
 
 impl DialFault {
@@ -196,13 +201,37 @@ impl DialFault {
                 false
             }
             Self::Refused(refusal) => refusal.may_retry(),
+            Self::Several(faults) => faults.iter().any(Self::may_retry),
         }
+    }
+
+    /// The faults of which this one consists.
+    pub(super) fn each(&self) -> &[Self] {
+        match self {
+            Self::Several(faults) => faults,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// This fault and that of a further attempt.
+    pub(super) fn and(self, further: Self) -> Self {
+        let new = further.each().iter();
+        let new: Vec<_> = new
+            .filter(|new| self.each().iter().all(|known| known.word() != new.word()))
+            .cloned()
+            .collect();
+        if new.is_empty() {
+            return self;
+        }
+        Self::Several([self.each(), &new].concat())
     }
 
     /// True if the fault can end without a change on this client, at a server that has accepted it
     /// before: authorities are replaced on one side first.
     pub(super) fn may_be_mended(&self) -> bool {
-        matches!(self, Self::ServerCertificate(_) | Self::OwnCertificate(_))
+        let is_of_authorities =
+            |fault: &Self| matches!(fault, Self::ServerCertificate(_) | Self::OwnCertificate(_));
+        self.each().iter().any(is_of_authorities)
     }
 
     /// True if the client's identity may be the cause: the server has answered, and its own
@@ -213,12 +242,13 @@ impl DialFault {
             Self::Tls(e) => !matches!(**e, TlsError::Deadline),
             Self::Refused(refusal) => *refusal != Refusal::Deadline,
             Self::Lost(_) | Self::OwnCertificate(_) | Self::Revoked => true,
+            Self::Several(faults) => faults.iter().any(Self::may_be_of_identity),
         }
     }
 
     /// The fault in one word, for metrics and logs: `connect`, `lost`,
     /// `server_certificate`, `server_name`, `own_certificate`, and those of
-    /// [`TlsError::word`] and [`Refusal::word`].
+    /// [`TlsError::word`] and [`Refusal::word`]. The metrics count each of several faults.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Connect(_) => "connect",
@@ -229,6 +259,7 @@ impl DialFault {
             Self::OwnCertificate(_) => "own_certificate",
             Self::Revoked => "revoked",
             Self::Refused(refusal) => refusal.word(),
+            Self::Several(_) => "several",
         }
     }
 

@@ -500,7 +500,9 @@ impl Counts {
     /// Counts a failed attempt.
     pub(super) fn failed(&mut self, fault: &DialFault) {
         self.counters.failed_attempts += 1;
-        *self.failures.entry(fault.word()).or_default() += 1;
+        for fault in fault.each() {
+            *self.failures.entry(fault.word()).or_default() += 1;
+        }
     }
 
     pub(super) fn begin(&mut self, outbox: &Outbox, now: Instant) {

@@ -314,16 +314,20 @@ impl Join {
         addresses: Vec<(Target, Duration)>,
         request: &Outgoing,
     ) -> Result<(String, Trust), JoinError> {
-        let mut failed = None;
+        let mut failed = Vec::new();
         for (address, limit) in addresses {
             match self.meet(&address, request, deadline(limit)) {
                 Ok(joined) => return Ok(joined),
                 // The servers behind a name have one store, so this one has decided.
                 Err(refused @ JoinError::Refused { .. }) if !refused.may_retry() => return Err(refused),
-                Err(later) => failed = failed.filter(JoinError::may_retry).or(Some(later)),
+                Err(later) => failed.push(later),
             }
         }
-        Err(failed.unwrap_or_else(|| JoinError::Lost(io::ErrorKind::NotFound.into())))
+        Err(match failed.len() {
+            0 => JoinError::Lost(io::ErrorKind::NotFound.into()),
+            1 => failed.remove(0),
+            _ => JoinError::Addresses(failed),
+        })
     }
 
     /// Sends the request over one connection. Returns the certificate with its issuer's, and trust in the authority.
@@ -397,6 +401,16 @@ pub enum JoinError {
     /// The server's answer cannot be used.
     #[error("the server's answer cannot be used: {0}")]
     Answer(String),
+    /// The attempt failed at each address of the server's name.
+    #[error("{}", failures(.0))]
+    Addresses(Vec<JoinError>),
+}
+
+/// The texts of failures, each once.
+fn failures(failed: &[JoinError]) -> String {
+    let mut texts: Vec<_> = failed.iter().map(JoinError::to_string).collect();
+    texts.dedup();
+    texts.join("; ")
 }
 
 impl JoinError {
@@ -407,6 +421,7 @@ impl JoinError {
             Self::Refused { word, .. } => {
                 word == JoinRefusal::Busy.word() || word == JoinRefusal::Unavailable.word()
             }
+            Self::Addresses(failed) => failed.iter().any(Self::may_retry),
             _ => false,
         }
     }

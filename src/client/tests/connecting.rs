@@ -529,6 +529,8 @@ fn an_address_that_hangs_or_shows_a_wrong_certificate_passes_on_to_the_next_of_i
         let refuses = scope.spawn(|| wrong.tls().is_err());
         let fault = dial(&[&hangs, &wrong]).unwrap_err();
         assert!(fault.may_retry(), "{fault}");
+        let words: Vec<_> = fault.each().iter().map(DialFault::word).collect();
+        assert_eq!(words, ["timeout", "server_certificate"]);
         assert!(refuses.join().unwrap());
         // The servers behind a name belong together, so one that refuses for good speaks for all.
         let refuses = &decides;
