@@ -7,6 +7,7 @@
 //!                      └────── the server has ended its side ─────────────┘
 //! ```
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,8 @@ pub(super) struct CurrentSession {
     pub(super) leave_at: Option<Instant>,
     /// The time of the next look at a silent server.
     pub(super) look_at: Option<Instant>,
+    /// The number of bytes that the server had taken at the last look.
+    pub(super) taken: u64,
     /// True if the server is no longer trusted because its certificate is revoked.
     pub(super) is_revoked: bool,
     /// The reason for the application. Only meaningful after `Established`.
@@ -94,15 +97,17 @@ impl ClientCore {
             // A random time, so that not all clients connect to another server at once.
             session.leave_at = drain.ok().map(|within| at.now + within.mul_f64(at.share));
         }
-        if matches!(session.phase, Phase::Established) && self.is_silent(&mut session, at) {
-            let silent = || SessionEnd::Lost(SILENT.into());
-            session.peer_reason.get_or_insert_with(silent);
-        }
+        let is_silent = matches!(session.phase, Phase::Established) && self.is_silent(&mut session, at);
         let is_over = closed || session.peer_reason.is_some();
         if self.adopt_renewal() && !is_over {
             self.check_trust(&mut session, at);
         }
         let (phase, next) = match session.phase {
+            // Its stream is shut down, so that its reader ends and delivers nothing after `Disconnected`.
+            Phase::Established if is_silent && !is_over => {
+                session.reason = SessionEnd::Lost(SILENT.into());
+                (Phase::Flushing(at.now), None)
+            }
             Phase::Established => match self.end_reason(&session, at) {
                 None => {
                     let due = [self.replacement_due(), session.leave_at, session.look_at]
@@ -188,13 +193,16 @@ impl ClientCore {
         }
         session.look_at = Some(at.now + limit / LOOKS);
         let silence = &mut locked(&self.state.counts).silence;
-        if self.state.inbound.try_lock().is_err() {
-            // The reader waits for the application, so it is this side that does not read.
+        let taken = session.outbox.progress().bytes;
+        let takes = taken > mem::replace(&mut session.taken, taken) && session.outbox.waiting().items > 0;
+        // The reader waits for the application, so it is this side that does not read. Or the server reads now and
+        // then while it makes this client wait: the question is behind what it has not read.
+        if takes || self.state.inbound.try_lock().is_err() {
             silence.hear(at.now);
         }
         let look = silence.look(at.now, limit);
         if look == Look::Ask {
-            // If there is no room, the server does not read, and the write timeout decides.
+            // If there is no room, the server has not read for as long as it has sent nothing.
             let question = outgoing(&Frame::new(PROBE), false);
             let _ = session.outbox.push(question, self.state.config.queue, false);
         }

@@ -394,12 +394,14 @@ impl ClientCore {
             Err(_) if self.state.cancel.is_cancelled() => {}
             Err(fault) => {
                 let server = trial.target.to_string();
-                let first = refused.is_none();
-                let error = refused.unwrap_or(DialError { server, fault });
-                let older = self
-                    .credentials
-                    .older(self.proven.as_ref(), &error.fault, at.wall);
-                self.stage = match older.filter(|_| first) {
+                let older = self.credentials.older(self.proven.as_ref(), &fault, at.wall);
+                let older = older.filter(|_| refused.is_none());
+                let fault = match refused {
+                    Some(refused) => refused.fault.and(fault),
+                    None => fault,
+                };
+                let error = DialError { server, fault };
+                self.stage = match older {
                     // The server refused the newest identity, so a second attempt uses the identity
                     // of the last session.
                     Some(credentials) => Stage::Dialing(
@@ -464,10 +466,8 @@ impl ClientCore {
         self.replace_at = None;
         if !self.credentials.has(&identity) {
             // A server that has only no room at present is tried again soon with the new certificate.
-            let for_now = refused.is_some_and(|error| match &error.fault {
-                DialFault::Refused(refusal) => refusal.may_retry(),
-                _ => false,
-            });
+            let is_for_now = |fault: &DialFault| matches!(fault, DialFault::Refused(why) if why.may_retry());
+            let for_now = refused.is_some_and(|error| error.fault.each().iter().any(is_for_now));
             self.replace_at = Some(credentials::retry_time(&identity, for_now, at));
         }
         locked(&self.state.in_use).clone_from(&Some(identity.clone()));
@@ -518,6 +518,7 @@ impl ClientCore {
                 never()
             },
             leave_at: None,
+            taken: 0,
             look_at: self.idle_limit().map(|limit| at.now + limit / LOOKS),
             is_revoked: false,
             reason: SessionEnd::Closed,

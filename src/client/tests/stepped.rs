@@ -6,8 +6,10 @@ use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::payload::Draining;
 use crate::proto::{FrameKind, FrameType, Item, Operands, PROBE, Run, answer_to_unsupported};
 use bytes::Bytes;
-use ssntp_pki::{Authority, AuthorityRequest, RevocationLists, RevocationReason, Revoked, Role, Serial};
-use ssntp_transport::{EndReason, Sink};
+use ssntp_pki::{
+    Authority, AuthorityRequest, Identity, RevocationLists, RevocationReason, Revoked, Role, Serial,
+};
+use ssntp_transport::{EndReason, Outgoing, Sink, Transmit};
 use std::io;
 use std::time::SystemTime;
 
@@ -42,8 +44,10 @@ impl Stepped {
 
     /// The attempt fails, because no server listens at the address.
     fn fails(&mut self) {
-        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        let fault = DialFault::Connect(Arc::new(refused));
+        self.fails_by(nobody());
+    }
+
+    fn fails_by(&mut self, fault: DialFault) {
         assert!(self.core.dialled(Err(fault), self.at).is_none());
     }
 
@@ -60,6 +64,76 @@ impl Stepped {
         assert!(matches!(self.events.try_recv(), Ok(ClientEvent::Connected(_))));
         begun.unwrap()
     }
+}
+
+/// The connection of a server that takes what is sent.
+#[derive(Debug)]
+struct Takes;
+
+impl Transmit for Takes {
+    fn transmit(&mut self, _: &[Outgoing]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The fault of an address at which no server listens.
+fn nobody() -> DialFault {
+    DialFault::Connect(Arc::new(io::ErrorKind::ConnectionRefused.into()))
+}
+
+/// A client whose only server has confirmed a session, and which dials again with a newer certificate; with the
+/// former one.
+fn dials_with_a_newer_certificate() -> (Stepped, Identity) {
+    let mut client = Stepped::new(
+        agent()
+            .address("a:1".parse().unwrap())
+            .renewal_spread(Duration::ZERO),
+    );
+    let older = client.dials().identity().clone();
+    let mut session = client.establish();
+    let newer = identity(Role::AGENT);
+    client.core.handle().renew(&newer, &trust()).unwrap();
+    session.ended(EndReason::PeerClosed);
+    drop(session);
+    while !matches!(client.step(), Next::Join) {}
+    client.events.try_iter().for_each(drop);
+    let trial = match client.step() {
+        Next::Wait(Some(until)) => {
+            client.at.now = until;
+            client.dials()
+        }
+        Next::Dial(trial) => trial,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(trial.identity().chain(), newer.chain());
+    (client, older)
+}
+
+#[test]
+fn an_address_without_a_server_does_not_hide_that_another_one_refuses_the_new_certificate() {
+    for faults in [[nobody(), DialFault::Revoked], [DialFault::Revoked, nobody()]] {
+        let (mut client, older) = dials_with_a_newer_certificate();
+        let [first, second] = faults;
+        client.fails_by(first.and(second));
+        assert_eq!(client.dials().identity().chain(), older.chain());
+        client.establish();
+        let counted = client.core.handle().figures().failures;
+        assert_eq!((counted["connect"], counted["revoked"]), (1, 1));
+    }
+}
+
+#[test]
+fn a_server_is_tried_again_after_a_passing_fault_of_the_attempt_with_the_old_certificate() {
+    let (mut client, older) = dials_with_a_newer_certificate();
+    client.fails_by(DialFault::Revoked);
+    assert_eq!(client.dials().identity().chain(), older.chain());
+    client.fails();
+    assert!(matches!(client.step(), Next::Wait(Some(_))));
+    let failures = client.core.handle().failures();
+    assert_eq!(
+        failures[0].to_string(),
+        format!("a:1: {}; {}", DialFault::Revoked, nobody())
+    );
 }
 
 #[test]
@@ -410,12 +484,46 @@ fn a_silent_server_is_asked_for_a_sign_of_life_and_its_session_ends_without_one(
     assert_eq!(session.outbox.waiting().items, 2, "it is asked again");
     assert!(client.events.try_recv().is_err());
     client.at.now += Duration::from_secs(10);
+    // First the reader ends, so that it delivers nothing after the event.
+    assert!(matches!(client.step(), Next::Abort));
+    assert!(matches!(client.step(), Next::Wait(None)));
+    assert!(client.events.try_recv().is_err());
+    session.ended(EndReason::Local);
     assert!(matches!(client.step(), Next::Wait(Some(_))));
     let lost = SessionEnd::Lost("the peer has sent nothing, and does not answer".into());
     let told = client.events.try_recv();
     assert!(
         matches!(&told, Ok(ClientEvent::Disconnected { reason, .. }) if *reason == lost),
         "{told:?}"
+    );
+}
+
+#[test]
+fn a_server_that_reads_now_and_then_what_waits_for_it_is_not_silent() {
+    let config = agent().address("a:1".parse().unwrap());
+    let mut client = Stepped::new(config.idle_limit(Duration::from_secs(80)));
+    client.dials();
+    let session = client.establish();
+    session.outbox.open(Box::new(Takes));
+    let handle = client.core.handle();
+    // Each is a batch of its own.
+    let long = Frame::with_payload(Command::STATS, vec![b' '; 300_000]);
+    (0..41).for_each(|_| handle.send(long.clone()).unwrap());
+    for _ in 0..40 {
+        client.at.now += Duration::from_secs(10);
+        assert!(matches!(client.step(), Next::Wait(Some(_))));
+        let mut batch = Vec::new();
+        let due = session.outbox.try_next(&mut batch).unwrap();
+        session.outbox.send(due, &mut batch, &|| ()).unwrap();
+    }
+    for _ in 0..8 {
+        client.at.now += Duration::from_secs(10);
+        assert!(matches!(client.step(), Next::Wait(Some(_))));
+    }
+    client.at.now += Duration::from_secs(10);
+    assert!(
+        matches!(client.step(), Next::Abort),
+        "it has taken nothing for the limit"
     );
 }
 
