@@ -249,14 +249,14 @@ impl Budget {
         let (mut at, mut served) = (0, Vec::new());
         while let Some(waiter) = state.line.get(at) {
             let more = waiter.asks();
-            if self.has_room(more) && waiter.part.has_room(more) {
+            if waiter.exceeds_its_part() {
+                at += 1;
+            } else if self.has_room(more) {
                 waiter.claim.count(&waiter.part, more);
                 waiter.claim.asks.store(0, Ordering::Release);
                 served.extend(state.line.remove(at));
-            } else if waiter.part.has_room(more) {
-                break;
             } else {
-                at += 1;
+                break;
             }
         }
         // Otherwise owners that each hold a part of a frame could wait for each other forever. The first
@@ -265,8 +265,8 @@ impl Budget {
         // beside the bound and become a charge.
         if state.ahead == 0 && self.0.charged.load(Ordering::SeqCst) <= self.0.limit / 2 {
             // An owner that has used up its part comes after those that have not.
-            let modest = |waiter: &Waiter| waiter.part.has_room(waiter.asks());
-            let next = state.line.iter().position(modest).unwrap_or(0);
+            let next = state.line.iter().position(|waiter| !waiter.exceeds_its_part());
+            let next = next.unwrap_or(0);
             if let Some(waiter) = state.line.remove(next) {
                 state.ahead = waiter.asks();
                 waiter.claim.ahead.store(state.ahead, Ordering::Relaxed);
@@ -286,6 +286,11 @@ impl Budget {
 impl Waiter {
     fn asks(&self) -> u64 {
         self.claim.asks.load(Ordering::Relaxed)
+    }
+
+    /// True if its owner would exceed its part. A reservation in the whole has no owner.
+    fn exceeds_its_part(&self) -> bool {
+        self.part.0.whole.is_some() && !self.part.has_room(self.asks())
     }
 }
 
@@ -611,6 +616,26 @@ mod tests {
         );
         drop((third, greedy, b));
         assert_eq!((budget.used(), budget.figures().waiting), (500, 0));
+    }
+
+    #[test]
+    fn a_reservation_without_an_owner_is_not_passed_over() {
+        let budget = Budget::new(1000);
+        let (held, ..) = asked(&budget, "a", 500);
+        let (other, ..) = asked(&budget, "b", 400);
+        let (ahead, ..) = asked(&budget, "c", 300);
+        let link = budget.reserve();
+        assert_eq!(again(&link, 200), Asked::Waits);
+        let (short, waits, _) = asked(&budget, "d", 50);
+        assert_eq!(waits, Asked::Waits, "a longer one waits in front of it");
+        ahead.clear();
+        assert!(
+            link.is_granted(),
+            "it is the first in the line, so it is ahead now"
+        );
+        drop(other);
+        assert!(short.is_granted());
+        drop(held);
     }
 
     #[test]
