@@ -110,9 +110,7 @@ pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
 pub use self::restart::Restart;
 pub use self::restore::Restore;
 pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
-pub use self::stats::{
-    InstanceHealth, InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats,
-};
+pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats};
 pub use self::stats_summary::StatsSummary;
 pub use self::stop::{Delete, Stop};
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};

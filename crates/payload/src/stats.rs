@@ -1,12 +1,10 @@
 //! STATS: the resources that a node and its instances use (COMMAND 0x3).
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::Ipv4Addr;
 
 use crate::HealthState;
 use crate::workload::is_default;
-use serde::{Deserialize, Deserializer};
 use ssntp::names;
 use ssntp::payload::Id;
 use ssntp::schema;
@@ -90,11 +88,6 @@ schema! {
 
 fn is_unknown(number: &i64) -> bool {
     *number == -1
-}
-
-fn unless_default<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Box<InstanceHealth>>, D::Error> {
-    let health = InstanceHealth::deserialize(from)?;
-    Ok((!is_default(&health)).then(|| Box::new(health)))
 }
 
 schema! {
@@ -185,33 +178,25 @@ schema! {
         // Smaller than a `String`, because a document may have a hundred thousand instances.
         #[serde(skip_serializing_if = "str::is_empty")]
         last_lines: Box<str>,
-        /// The health of the instance, by the check of its START; default: none, unknown.
-        // Boxed, because most instances have no check, and a document may have a hundred thousand instances.
-        #[serde(flatten, deserialize_with = "unless_default")]
-        health: Option<Box<InstanceHealth>>,
-    }
-
-    /// The health of an instance in STATS. In the document its keys are keys of [`InstanceStats`].
-    InstanceHealth {
-        /// The health; default: empty, unknown. Left out when empty.
-        #[serde(rename = "health", skip_serializing_if = "is_default")]
-        state: HealthState,
+        /// Its health, by the check of its START; default: empty, unknown. Left out when empty.
+        #[serde(skip_serializing_if = "is_default")]
+        health: HealthState,
         /// The time since which it has that health, in the form of `started`; default: empty. Left out when
         /// empty.
-        #[serde(rename = "health_since", skip_serializing_if = "String::is_empty")]
-        since: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        health_since: Box<str>,
         /// The reason why the last check failed, in one line of at most 200 characters; default: empty, it
         /// has passed. Left out when empty.
-        #[serde(rename = "health_detail", skip_serializing_if = "String::is_empty")]
-        detail: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        health_detail: Box<str>,
     }
 }
 
-impl fmt::Display for InstanceHealth {
+impl InstanceStats {
     /// The health and the reason of the last failure.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let space = if self.detail.is_empty() { "" } else { " " };
-        write!(f, "{}{space}{}", self.state, self.detail)
+    pub fn health_text(&self) -> String {
+        let space = if self.health_detail.is_empty() { "" } else { " " };
+        format!("{}{space}{}", self.health, self.health_detail)
     }
 }
 

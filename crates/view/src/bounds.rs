@@ -95,15 +95,17 @@ fn instance(stats: &mut InstanceStats) {
     text(&mut stats.started, MAX_WORD);
     text(&mut stats.ended, MAX_WORD);
     text(&mut stats.detail, MAX_DETAIL);
-    if stats.last_lines.len() > MAX_DETAIL {
-        stats.last_lines = Box::default();
+    if stats.health.as_str().len() > MAX_WORD {
+        stats.health = "".into();
     }
-    if let Some(health) = &mut stats.health {
-        if health.state.as_str().len() > MAX_WORD {
-            health.state = "".into();
+    for (text, most) in [
+        (&mut stats.last_lines, MAX_DETAIL),
+        (&mut stats.health_since, MAX_WORD),
+        (&mut stats.health_detail, MAX_DETAIL),
+    ] {
+        if text.len() > most {
+            *text = Box::default();
         }
-        text(&mut health.since, MAX_WORD);
-        text(&mut health.detail, MAX_DETAIL);
     }
 }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::ending::Ending;
 use ssntp::payload::Id;
 use ssntp_cluster::phase::Phase;
-use ssntp_payload::{InstanceEnd, InstanceState, InstanceStats, NodeStatus, Stats};
+use ssntp_payload::{HealthState, InstanceEnd, InstanceState, InstanceStats, NodeStatus, Stats};
 
 /// A node, as its last frames describe it.
 #[derive(Clone, Debug)]
@@ -119,7 +119,9 @@ impl Instance {
             (self.state, self.since) = (InstanceState::Exited, now);
         }
         // The last STATS may be from before the node gave it up.
-        (self.stats.restart_due, self.stats.health) = (false, None);
+        self.stats.restart_due = false;
+        self.stats.health = HealthState::Unset;
+        (self.stats.health_since, self.stats.health_detail) = Default::default();
         if *end != InstanceEnd::default() {
             (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
             self.stats.out_of_memory = end.out_of_memory;

@@ -3,7 +3,7 @@
 use ssntp::payload::timestamp;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
 use ssntp::proto::Frame;
-use ssntp_payload::{InstanceHealth, InstanceState, InstanceStats, Stats};
+use ssntp_payload::{HealthState, InstanceState, InstanceStats, Stats};
 use uuid::Uuid;
 
 use super::instance::{Ending, Instance, Life, Next};
@@ -17,18 +17,14 @@ pub(super) fn readable(mut stats: Stats) -> Frame {
             instance.labels.clear();
             instance.detail.clear();
             instance.last_lines = Box::default();
-            if let Some(health) = &mut instance.health {
-                health.detail.clear();
-            }
+            instance.health_detail = Box::default();
         },
         |instance| {
             instance.name.clear();
             instance.private_ip = None;
             instance.started.clear();
             instance.ended.clear();
-            if let Some(health) = &mut instance.health {
-                health.since.clear();
-            }
+            instance.health_since = Box::default();
         },
     ];
     for shorten in shortened {
@@ -80,13 +76,13 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         } else {
             Box::default()
         },
-        health: health.map(|health| {
-            Box::new(InstanceHealth {
-                state: health.state.clone(),
-                since: time(millis(health.since)),
-                detail: health.why.clone(),
-            })
-        }),
+        health: health.map_or(HealthState::Unset, |health| health.state.clone()),
+        health_since: health
+            .map(|health| time(millis(health.since)).into())
+            .unwrap_or_default(),
+        health_detail: health
+            .map(|health| health.why.as_str().into())
+            .unwrap_or_default(),
         ..InstanceStats::default()
     }
 }

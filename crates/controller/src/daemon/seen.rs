@@ -40,14 +40,13 @@ fn instance(seen: &Instance) -> SeenInstance {
         is_success: ending.as_ref().is_some_and(|ending| ending.is_success()),
         how: ending.map_or_else(|| seen.state.to_string(), |ending| ending_text(&ending)),
     });
-    let health = seen.stats.health.clone().unwrap_or_default();
     SeenInstance {
         node: seen.node,
         is_pending: seen.state == InstanceState::Pending,
         ended,
         is_restart_due: seen.stats.restart_due,
-        health: health.state,
-        health_detail: excerpt(&health.detail).to_string(),
+        health: seen.stats.health.clone(),
+        health_detail: excerpt(&seen.stats.health_detail).to_string(),
         labels: labels(&seen.stats.labels),
     }
 }

@@ -164,11 +164,8 @@ fn the_output_of_a_health_check_is_for_clients_that_may_write() {
     stats.instances.push(ssntp_payload::InstanceStats {
         instance_uuid: instance.into(),
         state: ssntp_payload::InstanceState::Active,
-        health: Some(Box::new(ssntp_payload::InstanceHealth {
-            state: ssntp_payload::HealthState::Unhealthy,
-            detail: "signal 9: hunter2: exit code 1: hunter2".into(),
-            ..ssntp_payload::InstanceHealth::default()
-        })),
+        health: ssntp_payload::HealthState::Unhealthy,
+        health_detail: "signal 9: hunter2: exit code 1: hunter2".into(),
         last_lines: "hunter2".into(),
         ..ssntp_payload::InstanceStats::default()
     });

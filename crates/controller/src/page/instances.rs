@@ -262,10 +262,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         .fact("In detail", &text(|stats| stats.detail.clone()))
         .fact(
             "Health",
-            &text(|stats| {
-                let health = stats.health.as_ref().map(ToString::to_string);
-                without_output(&health.unwrap_or_default()).to_owned()
-            }),
+            &text(|stats| without_output(&stats.health_text()).to_owned()),
         )
         .fact("Workload", &workload)
         .fact("Node", &node)

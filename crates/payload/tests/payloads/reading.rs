@@ -51,6 +51,11 @@ instances:
   state: active
   ssh_port:{nothing}
   volumes:{nothing}
+  exit_code:{nothing}
+  memory_usage_mb:{nothing}
+  cpu_usage:{nothing}
+  health:{nothing}
+  health_detail:{nothing}
 "
         );
         let decoded = Stats::decode(document.as_bytes()).unwrap();

@@ -73,11 +73,9 @@ fn stats_have_the_end_and_the_name_of_instances() {
         exit_signal: 9,
         out_of_memory: true,
         detail: "it was killed".to_owned(),
-        health: Some(Box::new(InstanceHealth {
-            state: HealthState::Unhealthy,
-            since: "2026-01-21T12:53:40Z".to_owned(),
-            detail: "port 80: refused".to_owned(),
-        })),
+        health: HealthState::Unhealthy,
+        health_since: "2026-01-21T12:53:40Z".into(),
+        health_detail: "port 80: refused".into(),
         ..InstanceStats::default()
     };
     assert!(written(&ended).contains("  exit_code: 0\n"), "0 is not unknown");

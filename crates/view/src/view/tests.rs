@@ -3,7 +3,7 @@ use std::time::UNIX_EPOCH;
 use super::*;
 use ssntp::payload::Payload;
 use ssntp_payload::{
-    ConcentratorInstanceAdded, InstanceHealth, InstanceState, InstanceStats, NodeStatus, PublicIpAssigned,
+    ConcentratorInstanceAdded, InstanceState, InstanceStats, NodeStatus, PublicIpAssigned,
     PublicIpUnassigned, Stats,
 };
 
@@ -489,20 +489,14 @@ fn the_texts_of_an_instance_are_bounded() {
     let long = "d".repeat(100_000);
     instance.detail.clone_from(&long);
     instance.last_lines = long.as_str().into();
-    instance.health = Some(Box::new(InstanceHealth {
-        state: long.as_str().into(),
-        since: long.clone(),
-        detail: long,
-    }));
+    instance.health = long.as_str().into();
+    instance.health_since = long.as_str().into();
+    instance.health_detail = long.into();
     take(&mut view, &report);
     let kept = &view.instance(INSTANCE).unwrap().stats;
     let texts: [&str; 4] = [&kept.name, &kept.started, &kept.detail, &kept.last_lines];
     assert_eq!(texts, [""; 4]);
-    assert!(
-        kept.health
-            .as_deref()
-            .is_none_or(|health| *health == InstanceHealth::default())
-    );
+    assert_eq!(kept.health_text() + &kept.health_since, "");
     assert_eq!(kept.labels.len(), ssntp_payload::MAX_LABELS);
     assert!(kept.labels.keys().all(|key| key.starts_with('k')));
 }

@@ -567,8 +567,8 @@ fn the_health_of_the_present_run_is_told_at_once_and_that_of_another_never() {
     // The first news of a run may come before the outcome of its launch.
     stage.feed(told(pid, HealthState::Starting, ""));
     let health = |stage: &mut Stage| {
-        let told = stage.stats().instances.remove(0).health.unwrap_or_default();
-        (told.state, told.since, told.detail)
+        let told = stage.stats().instances.remove(0);
+        (told.health, told.health_since, told.health_detail)
     };
     assert_eq!(health(&mut stage).0, HealthState::Unset, "it does not run");
     stage.launched(ONE);
@@ -581,7 +581,7 @@ fn the_health_of_the_present_run_is_told_at_once_and_that_of_another_never() {
     assert_eq!(sent.count(), 1, "a change is reported before the next interval");
     let (state, since, why) = health(&mut stage);
     assert_eq!(
-        (state, since.as_str(), why.as_str()),
+        (state, &*since, &*why),
         (
             HealthState::Unhealthy,
             "2026-01-21T12:53:20.123Z",

@@ -33,7 +33,6 @@ pub(super) fn instance(view: &View, instance: &Instance) -> Value {
     let stats = &instance.stats;
     let node = view.node(instance.node);
     let volumes: Vec<_> = stats.volumes.iter().map(|volume| volume.as_str()).collect();
-    let health = stats.health.clone().unwrap_or_default();
     json!({
         "uuid": instance.uuid, "state": instance.state.as_str(), "since": time(instance.since),
         "node": instance.node, "node_connected": node.is_some_and(|node| node.connected),
@@ -42,7 +41,7 @@ pub(super) fn instance(view: &View, instance: &Instance) -> Value {
         "disk_usage_mb": stats.disk_usage_mb, "private_ip": stats.private_ip, "ssh_ip": stats.ssh_ip, "ssh_port": stats.ssh_port,
         "volumes": volumes, "name": stats.name, "labels": stats.labels,
         "started": known(&stats.started), "ended": known(&stats.ended),
-        "health": known(health.state.as_str()), "health_detail": known(&health.detail),
+        "health": known(stats.health.as_str()), "health_detail": known(&stats.health_detail),
         "end": instance.ending().as_ref().map(end),
     })
 }

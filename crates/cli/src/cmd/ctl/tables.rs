@@ -67,7 +67,7 @@ pub(super) const INSTANCE: Columns<View, Instance> = &[
     ("disk", |_, instance| with_unit(instance.stats.disk_usage_mb, " MB")),
     ("address", |_, instance| instance.stats.private_ip.map(|ip| ip.to_string()).unwrap_or_default()),
     ("ssh", |_, instance| ssh(instance)),
-    ("health", |_, instance| instance.stats.health.as_ref().map(ToString::to_string).unwrap_or_default()),
+    ("health", |_, instance| instance.stats.health_text()),
     ("volumes", |_, instance| joined(instance.stats.volumes.iter().map(|volume| volume.as_str()))),
 ];
 
