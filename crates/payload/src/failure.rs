@@ -6,13 +6,10 @@
 //!
 //! No field is required, so that a failure with missing keys can still be read.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::Deserialize;
-
 use ssntp::names;
-use ssntp::payload::yaml;
+use ssntp::payload::yaml::{self, Node};
 use ssntp::payload::{Error, Id, MAX_READ_LEN, Payload};
 use ssntp::proto::{Command, Frame};
 use ssntp::schema;
@@ -33,11 +30,9 @@ pub trait CommandFailure: Payload {
 
 /// The subject of a command and of its failure: the keys that both have. A key that a kind of frame
 /// does not have is empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommandSubject {
     /// The node.
-    #[serde(rename = "workload_agent_uuid")]
     pub node_uuid: Id,
     /// The instance.
     pub instance_uuid: Id,
@@ -59,20 +54,26 @@ pub struct CommandSubject {
     /// of this project.
     pub command_id: String,
     /// Details of the reason in a failure. No command has this key.
-    #[serde(skip_deserializing)]
     pub detail: String,
 }
 
 impl CommandSubject {
-    /// The subject of a command that may be invalid, as far as it can be read.
+    /// The subject of a command that may be invalid, as far as it can be read: a key with a wrong value hides no
+    /// other key.
     pub fn of(command: &Frame) -> Self {
+        let subjects = |document: yaml::Document<'_>| -> Vec<Self> {
+            let read = Node::parse(document.bytes, document.line, MAX_READ_LEN);
+            let pairs = read.as_ref().ok().and_then(|node| node.pairs().ok());
+            pairs
+                .into_iter()
+                .flatten()
+                .map(|(_, _, node)| Self::read(node))
+                .collect()
+        };
         // Only START has more than one document.
         let mut found: Vec<_> = yaml::documents(command.payload_bytes())
             .take(3)
-            .filter_map(|document| {
-                yaml::decode_within::<BTreeMap<String, Self>>(document.bytes, MAX_READ_LEN).ok()
-            })
-            .flat_map(BTreeMap::into_values)
+            .flat_map(subjects)
             .filter(|subject| *subject != Self::default())
             .collect();
         // User data may have such keys as well. The command is the document with an instance.
@@ -82,6 +83,28 @@ impl CommandSubject {
             Self::default()
         } else {
             found.swap_remove(best)
+        }
+    }
+
+    fn read(node: &Node<'_>) -> Self {
+        let text = |key| {
+            node.get(key)
+                .and_then(|value| value.text().ok())
+                .unwrap_or_default()
+        };
+        let restart = node.get("restart").and_then(|value| value.decode(None).ok());
+        Self {
+            node_uuid: text("workload_agent_uuid").into(),
+            instance_uuid: text("instance_uuid").into(),
+            volume_uuid: text("volume_uuid").into(),
+            concentrator_uuid: text("concentrator_uuid").into(),
+            tenant_uuid: text("tenant_uuid").into(),
+            public_ip: text("public_ip").into(),
+            private_ip: text("private_ip").into(),
+            vnic_mac: text("vnic_mac").into(),
+            restart: restart.unwrap_or(false),
+            command_id: text("command_id").into(),
+            detail: String::new(),
         }
     }
 }

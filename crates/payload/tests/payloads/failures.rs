@@ -132,6 +132,23 @@ fn public_ip_failures_repeat_the_command() {
 }
 
 #[test]
+fn a_wrong_value_hides_no_other_key_of_a_command() {
+    let keys = format!("{{instance_uuid: {INSTANCE}, command_id: c-7, restart: on-failure, public_ip: [1]}}");
+    for document in [
+        format!("start: {keys}\n"),
+        format!("version: 1\nlater: [1]\nstart: {keys}\n"),
+    ] {
+        let subject = CommandSubject::of(&Frame::with_payload(Command::START, document));
+        let expected = CommandSubject {
+            instance_uuid: INSTANCE.into(),
+            command_id: "c-7".to_owned(),
+            ..CommandSubject::default()
+        };
+        assert_eq!(subject, expected);
+    }
+}
+
+#[test]
 fn reasons_are_those_of_the_protocol() {
     fn words<'a, T>(all: &'a [T], text: fn(&'a T) -> &'a str) -> String {
         all.iter().map(text).collect::<Vec<_>>().join(" ")
