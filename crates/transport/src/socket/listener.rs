@@ -2,7 +2,8 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Shutdown};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,7 +30,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Bound {
     Tcp(Socket),
-    Unix(Socket, PathBuf),
+    Unix(Socket, PathBuf, Option<FileId>),
     Memory(MemoryListener),
 }
 
@@ -55,7 +56,10 @@ impl Listener {
     ) -> io::Result<Vec<Self>> {
         let bound = match address {
             Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
-            Address::Unix(path) => vec![Bound::Unix(unix::listen(path, mode)?, path.clone())],
+            Address::Unix(path) => {
+                let socket = unix::listen(path, mode)?;
+                vec![Bound::Unix(socket, path.clone(), FileId::of(path))]
+            }
         };
         Ok(bound.into_iter().map(|bound| Self::new(bound, options)).collect())
     }
@@ -77,7 +81,7 @@ impl Listener {
     pub fn local_address(&self) -> Option<Address> {
         match &self.bound {
             Bound::Tcp(socket) => socket.local().map(Address::of),
-            Bound::Unix(_, path) => Some(Address::Unix(path.clone())),
+            Bound::Unix(_, path, _) => Some(Address::Unix(path.clone())),
             Bound::Memory(_) => None,
         }
     }
@@ -94,7 +98,7 @@ impl Listener {
                 self.options.apply(&stream, peer)?;
                 Ok((Arc::new(stream) as _, PeerAddress::Ip(peer)))
             }),
-            Bound::Unix(socket, _) => socket
+            Bound::Unix(socket, ..) => socket
                 .accept()
                 .map(|(stream, _)| (Arc::new(stream) as _, PeerAddress::Unix)),
             Bound::Memory(listener) => listener
@@ -113,16 +117,29 @@ impl Listener {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        if let Bound::Unix(_, path) = &self.bound {
+        if let Bound::Unix(_, path, file) = &self.bound {
             // First, because the next server may use the path once this one does not listen, and its file
-            // must not be removed. This fails if somebody has removed the file.
-            let _ = std::fs::remove_file(path);
+            // must not be removed; nor that of a server that has begun after somebody removed this one's.
+            if file.is_some() && FileId::of(path) == *file {
+                let _ = std::fs::remove_file(path);
+            }
         }
         match &self.bound {
             // On Linux, accept returns at once if its socket is shut down.
-            Bound::Tcp(socket) | Bound::Unix(socket, _) => drop(socket.shutdown(Shutdown::Both)),
+            Bound::Tcp(socket) | Bound::Unix(socket, ..) => drop(socket.shutdown(Shutdown::Both)),
             Bound::Memory(listener) => listener.close(),
         }
+    }
+}
+
+/// The device and the inode of a file.
+#[derive(Debug, PartialEq, Eq)]
+struct FileId(u64, u64);
+
+impl FileId {
+    fn of(path: &Path) -> Option<Self> {
+        let file = std::fs::symlink_metadata(path).ok()?;
+        Some(Self(file.dev(), file.ino()))
     }
 }
 
@@ -131,5 +148,24 @@ impl Drop for Listener {
         if matches!(self.bound, Bound::Unix(..)) {
             self.close();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_removes_its_own_file_and_not_that_of_another_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listen = || Listener::bind(&Address::Unix(path.clone()), TcpOptions::default()).unwrap();
+        let first = listen();
+        std::fs::remove_file(&path).unwrap();
+        let second = listen();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
     }
 }

@@ -1,10 +1,8 @@
 //! Unix domain sockets: connecting and listening.
-#![expect(clippy::disallowed_types, reason = "this module owns the Unix sockets")]
 
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,15 +15,17 @@ use crate::host::{deadline, left};
 /// The number of connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
 
-/// Connects to the socket at `path`.
+/// Connects to the socket at `path`. Blocks for at most `limit` while the server has no room for another
+/// connection.
 ///
 /// # Errors
-/// The system's error: no such file, no listener, no permission.
-pub fn connect_unix(path: &Path) -> io::Result<Socket> {
-    UnixStream::connect(path).map(Socket::from)
+/// The system's error: no such file, no listener, no permission. [`TimedOut`](io::ErrorKind::TimedOut) after the
+/// limit.
+pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<Socket> {
+    connect_unless(path, limit, &Cancel::new())
 }
 
-/// As [`connect_unix`], within `limit`, and ends at once when `cancel` is cancelled.
+/// As [`connect_unix`], and ends at once when `cancel` is cancelled.
 pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let deadline = deadline(limit);
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -131,6 +131,8 @@ mod tests {
                 Err(full) => break full,
             }
         };
+        assert_eq!(full.kind(), io::ErrorKind::TimedOut);
+        let full = connect_unix(&path, Duration::from_millis(1)).unwrap_err();
         assert_eq!(full.kind(), io::ErrorKind::TimedOut);
         let (told, listened) = crossbeam_channel::bounded(1);
         let of_thread = path.clone();

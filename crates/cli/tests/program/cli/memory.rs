@@ -47,7 +47,10 @@ impl Server {
     }
 
     fn dial(&self, identity: &Identity) -> Peer {
-        Peer::over(Arc::new(connect_unix(&self.socket()).unwrap()), identity)
+        Peer::over(
+            Arc::new(connect_unix(&self.socket(), Duration::from_secs(60)).unwrap()),
+            identity,
+        )
     }
 
     fn connect(&self, role: Role) -> Peer {

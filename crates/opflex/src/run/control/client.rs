@@ -42,9 +42,10 @@ impl Control {
     /// Connects to the socket at `path`. `limit` is the time limit of each call.
     ///
     /// # Errors
-    /// The error of the system: the file does not exist, no server listens, or access is denied.
+    /// The error of the system: the file does not exist, no server listens, access is denied, or the server has
+    /// no room for a connection within the limit.
     pub fn connect(path: &Path, limit: Duration) -> io::Result<Self> {
-        let stream = Arc::new(connect_unix(path)?);
+        let stream = Arc::new(connect_unix(path, limit)?);
         let limits = Limits {
             message: MESSAGE,
             memory: usize::MAX,
