@@ -59,9 +59,9 @@ impl Connection {
         for (at, limit) in addresses {
             // Each address has its share of the time, so that one that hangs leaves time for the others.
             let share = left(deadline)? / u32::try_from(remaining).unwrap_or(u32::MAX);
-            let stream = at.connect(&options, limit, &Cancel::new());
-            let meet = |stream| meet(&target, stream, tls, ssntp_transport::deadline(share));
-            result = stream.and_then(meet);
+            let end = ssntp_transport::deadline(share);
+            let stream = at.connect(&options, limit.min(share), &Cancel::new());
+            result = stream.and_then(|stream| meet(&target, stream, tls, end));
             remaining -= 1;
             if result.is_ok() {
                 break;
@@ -124,6 +124,8 @@ impl Connection {
                 self.is_used = true;
                 return Ok(response);
             }
+            // Twice the memory each time, so that a long answer is not copied at each read.
+            received.reserve(received.len());
             if self.halves.receive_until(deadline)?.end {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -185,7 +187,8 @@ fn value<'a>(headers: &[Header<'a>], name: &str) -> Option<&'a str> {
 /// A body in chunks, and the length of the chunks with their trailers; `None` if more bytes are
 /// needed.
 fn chunks(input: &[u8], max_body: usize) -> io::Result<Option<(Vec<u8>, usize)>> {
-    let mut body = Vec::new();
+    // Copied once all of them are there.
+    let (mut parts, mut body_len): (Vec<&[u8]>, usize) = Default::default();
     let mut at = 0;
     loop {
         let rest = input.get(at..).unwrap_or_default();
@@ -199,19 +202,20 @@ fn chunks(input: &[u8], max_body: usize) -> io::Result<Option<(Vec<u8>, usize)>>
             let mut trailers = [EMPTY_HEADER; MAX_HEADERS];
             let rest = input.get(at..).unwrap_or_default();
             return match httparse::parse_headers(rest, &mut trailers) {
-                Ok(Status::Complete((used, _))) => Ok(Some((body, at + used))),
+                Ok(Status::Complete((used, _))) => Ok(Some((parts.concat(), at + used))),
                 Ok(Status::Partial) if rest.len() < MAX_HEAD => Ok(None),
                 _ => Err(bad("the end of the answer cannot be read")),
             };
         }
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         // The announced length is checked before the bytes arrive.
-        check(length.saturating_add(body.len()), max_body)?;
+        check(length.saturating_add(body_len), max_body)?;
         // Each chunk is followed by an empty line.
         let Some(chunk) = input.get(at..at + length + 2) else {
             return Ok(None);
         };
-        body.extend_from_slice(chunk.get(..length).unwrap_or_default());
+        parts.push(chunk.get(..length).unwrap_or_default());
+        body_len += length;
         at += length + 2;
     }
 }
