@@ -49,7 +49,7 @@ impl Dialer {
     pub(crate) fn tls(&self, address: &Address) -> Result<Session, Failure> {
         let (stream, socket) = match address {
             Address::Tcp { host, port } => shared(connect_tcp(host, *port, &TcpOptions::default(), LIMIT)?),
-            Address::Unix(path) => shared(connect_unix(path)?),
+            Address::Unix(path) => shared(connect_unix(path, LIMIT)?),
             other => return Err(Failure::new(format!("{other} is not supported here"))),
         };
         stream.set_read_timeout(Some(LIMIT))?;
