@@ -166,6 +166,9 @@ impl Driver for QemuDriver {
             let kind = start.vm_type.as_str();
             return Err(Refused::launch(format!("QEMU runs virtual machines, not {kind}")));
         }
+        if let Some((key, why)) = unsupported(start) {
+            return Err(Refused::new(Reason::InvalidData, format!("{key}: {why}")));
+        }
         match image::bootable(&start.storage) {
             Some(entry) if !entry.id.is_empty() && !image::is_name(entry.id.as_str()) => {
                 let why = format!("{:?} is not a valid name of an image", entry.id.as_str());
@@ -342,6 +345,24 @@ impl Driver for QemuDriver {
             .and_then(|mut qmp| qmp.unplug(&device, &node, UNPLUG))
             .map_err(|e| Refused::new(Reason::InstanceFailure, e.to_string()))
     }
+}
+
+/// The first key of a START for which a machine has no use, and the reason. Its sender may rely on the key.
+fn unsupported(start: &Start) -> Option<(&'static str, &'static str)> {
+    const OF_PROCESS: &str = "only a process has it, and not a virtual machine";
+    if start.health.is_some() {
+        let why = "a virtual machine has no checks: its node does not reach it";
+        return Some(("health", why));
+    }
+    let keys = [
+        ("command", start.command.is_empty()),
+        ("env", start.env.is_empty()),
+        ("env_file", start.env_file.is_empty()),
+        ("secrets", start.secrets.is_empty()),
+        ("dir", start.dir.is_empty()),
+    ];
+    let named = keys.into_iter().find(|(_, is_empty)| !is_empty);
+    named.map(|(key, _)| (key, OF_PROCESS))
 }
 
 /// Waits until QEMU answers. If it ends instead, the instance was never started. `logged` is the

@@ -10,7 +10,7 @@ use super::*;
 use ssntp::payload::yaml;
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{Ended, News, User};
-use ssntp_payload::{Persistence, RawDocument, StartPayload, Storage};
+use ssntp_payload::{HealthCheck, Persistence, RawDocument, StartPayload, Storage};
 
 const SOON: Duration = Duration::from_secs(60);
 const GREETING: &[u8] = b"ssntp-boot\n";
@@ -205,6 +205,29 @@ fn a_start_is_checked_by_its_type_and_the_name_of_its_image() {
         stage.driver.check(&start).unwrap_err().reason,
         Reason::InvalidData
     );
+}
+
+#[test]
+fn a_start_that_asks_a_machine_for_what_only_a_process_has_is_refused_by_the_key() {
+    let stage = Stage::new();
+    type Row = (&'static str, fn(&mut Start));
+    let rows: [Row; 6] = [
+        ("health", |start| start.health = Some(HealthCheck::default())),
+        ("command", |start| start.command = vec!["true".into()]),
+        ("env", |start| drop(start.env.insert("A".into(), "b".into()))),
+        ("env_file", |start| start.env_file = vec!["a".into()]),
+        ("secrets", |start| {
+            drop(start.secrets.insert("A".into(), "b".into()))
+        }),
+        ("dir", |start| start.dir = "/tmp".into()),
+    ];
+    for (key, change) in rows {
+        let mut start = stage.start("tiny").start;
+        change(&mut start);
+        let refused = stage.driver.check(&start).unwrap_err();
+        assert_eq!(refused.reason, Reason::InvalidData);
+        assert!(refused.why.starts_with(&format!("{key}: ")), "{refused}");
+    }
 }
 
 #[test]
