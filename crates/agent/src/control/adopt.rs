@@ -91,6 +91,10 @@ pub(super) fn examine(
                 "{}: instance {id} needs the driver {:?}, and this agent has none",
                 settings.node, instance.record.driver
             );
+        } else if instance.record.restarting {
+            not_restarted(now, &mut instance, out);
+            let record = instance.record();
+            out.job(Job::Save { instance: id, record });
         }
         return Some((instance, None));
     };
@@ -109,7 +113,12 @@ pub(super) fn examine(
             never_ran(now, id, Some(driver), instance.start.as_deref(), out);
             return None;
         }
-        Found::NeverRan => Exit::default(),
+        Found::NeverRan => {
+            if instance.record.restarting {
+                not_restarted(now, &mut instance, out);
+            }
+            Exit::default()
+        }
         Found::Ended(exit) => {
             if stored.rebooted && exit.code.is_none() {
                 // Its supervisor wrote no end, so it ran until the reboot.
@@ -152,6 +161,19 @@ fn never_ran(
         ..subject(id)
     };
     out.fail(now, Command::START, subject, &refused);
+}
+
+/// Answers a RESTART that the former agent could not answer before its end, with a failure.
+fn not_restarted(now: Instant, instance: &mut Instance, out: &mut Outputs) {
+    let why = "its agent ended before it ran";
+    instance.record.detail = format!("it was not started again: {why}");
+    let subject = subject(instance.place.instance());
+    out.fail(
+        now,
+        Command::RESTART,
+        subject,
+        &Refused::new(Reason::LaunchFailure, why),
+    );
 }
 
 /// Makes a new record in place of a lost one, from the START and the processes that run.

@@ -119,6 +119,7 @@ impl Instance {
         );
         Record {
             restart_due,
+            restarting: self.life == Life::Launching(Cause::Restart),
             ..self.record.clone()
         }
     }

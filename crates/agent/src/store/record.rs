@@ -40,6 +40,9 @@ pub struct Record {
     pub restarts_in_row: u32,
     /// The instance has ended, and its restart policy is about to start it again.
     pub restart_due: bool,
+    /// A RESTART is being carried out, and is not answered yet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub restarting: bool,
     /// The step that follows the end of the instance.
     pub after: RecordAfter,
     /// The time of writing: the boot, and the seconds since then. The time of day is not used,
@@ -130,6 +133,8 @@ impl Record {
             started,
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
+            // Written before the program runs, so the RESTART may still fail.
+            restarting: self.restarting,
             // The end of the run before, and the command that asked for it, are dropped.
             ..Self::default()
         }

@@ -228,7 +228,7 @@ impl Workers {
 
 impl Drop for Workers {
     /// Quick jobs, such as writing records, are still done. Launches that have not begun are
-    /// dropped.
+    /// dropped, but the record of a RESTART is written: by it the next agent knows of the RESTART, and answers it.
     fn drop(&mut self) {
         {
             let mut queues = locked(&self.shared.queues);
@@ -236,6 +236,14 @@ impl Drop for Workers {
             queues.alive = None;
             queues.launches.values().for_each(Cancel::cancel);
             for jobs in queues.jobs.values_mut() {
+                for job in jobs.iter_mut() {
+                    if let Job::Launch(launch) = job
+                        && launch.record.restarting
+                    {
+                        let (instance, record) = (launch.instance, launch.record.clone());
+                        *job = Job::Save { instance, record };
+                    }
+                }
                 jobs.retain(|job| !matches!(job, Job::Launch(_) | Job::Measure(..) | Job::Watch(..)));
             }
             // Jobs were removed, so the next job of a key may belong to another crew.

@@ -81,6 +81,59 @@ fn an_instance_whose_disk_cannot_be_measured_for_now_is_not_killed() {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
+#[test]
+fn the_record_of_a_restart_that_has_not_begun_is_written_when_the_agent_ends() {
+    // Without a thread, the jobs that are still to be done stay in their queue.
+    let (inputs, _outcomes) = unbounded();
+    let ends = inputs.clone();
+    let shared = Arc::new(Pool {
+        queues: Mutex::default(),
+        wakers: Default::default(),
+        store: None,
+        policy: Arc::default(),
+        inputs,
+        sink: Arc::new(move |news| ends.send(Input::News(news)).unwrap()),
+    });
+    let workers = Workers {
+        shared: Arc::clone(&shared),
+        ended: bounded(0).1,
+    };
+    let [restarted, started] = [1, 2].map(Uuid::from_u128);
+    for instance in [restarted, started] {
+        let record = Record {
+            restarting: instance == restarted,
+            ..Record::default()
+        };
+        workers.give(launch(instance, record));
+    }
+    drop(workers);
+    let queues = locked(&shared.queues);
+    let jobs: Vec<_> = queues.jobs.values().flatten().collect();
+    let is_saved = |job: &Job| matches!(job, Job::Save { instance, record } if *instance == restarted && record.restarting);
+    assert!(jobs.len() == 1 && is_saved(jobs[0]), "{jobs:?}");
+}
+
+/// The job that launches an instance again, by a driver that has no supervisor.
+fn launch(instance: Uuid, record: Record) -> Job {
+    let payload = StartPayload::from(Start {
+        instance_uuid: instance,
+        command: vec!["true".into()],
+        ..Start::default()
+    });
+    let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
+    Job::Launch(Box::new(LaunchJob {
+        instance,
+        driver: Arc::new(driver.supervisor("/nothing")),
+        payload: Arc::new(payload),
+        record,
+        origin: Origin::Again(None),
+        user: String::new(),
+        volumes: Vec::new(),
+        cancel: Cancel::default(),
+        network: None,
+    }))
+}
+
 /// On a full disk the record of the end may be missing when the restart policy starts the instance
 /// again.
 #[test]
@@ -95,20 +148,9 @@ fn a_further_launch_that_fails_leaves_the_end_of_the_run_before_on_the_disk() {
     });
     let first_run = Record::default().running(&RunId::default(), 0);
     store.create(instance, &payload.encode(), &first_run).unwrap();
-    let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
     let (inputs, outcomes) = unbounded();
     let workers = Workers::start(Some(Arc::clone(&store)), Arc::default(), inputs).unwrap();
-    workers.give(Job::Launch(Box::new(LaunchJob {
-        instance,
-        driver: Arc::new(driver.supervisor(dir.path().join("nothing"))),
-        payload: Arc::new(payload),
-        record: first_run.stopped(Exit::default()),
-        origin: Origin::Again(None),
-        user: String::new(),
-        volumes: Vec::new(),
-        cancel: Cancel::default(),
-        network: None,
-    })));
+    workers.give(launch(instance, first_run.stopped(Exit::default())));
     match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
         Input::Done(Done::Launched { result, .. }) => assert!(result.is_err(), "{result:?}"),
         other => panic!("{other:?}"),

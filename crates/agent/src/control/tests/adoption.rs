@@ -119,6 +119,42 @@ fn an_instance_whose_launch_was_cut_off_is_removed_unless_it_ran_before() {
     }
 }
 
+#[test]
+fn a_restart_that_the_end_of_the_agent_cut_off_is_answered_by_the_next_agent() {
+    let stopped = || record().running(&handle(ONE), 0).stopped(Exit::code(0));
+    let stored = |record: Record| vec![stored(ONE, Some(record), Some(persistent(ONE)))];
+    let mut stage = adopting(Fake::default(), false, stored(stopped()));
+    stage.send(&restart(ONE));
+    let launching = stage.job(|job| match job {
+        Job::Launch(job) => Some(job.record.clone()),
+        _ => None,
+    });
+    // The former agent died before the launch, or after it wrote the record and before it let the program run.
+    for record in [launching.clone(), launching.running(&handle(ONE), 0)] {
+        let fake = Fake {
+            never_ran: true,
+            ..Fake::default()
+        };
+        let mut stage = adopting(fake, false, stored(record));
+        let failure: RestartFailure = stage.next();
+        assert_eq!(failure.instance_uuid, ONE);
+        assert_eq!(failure.reason, RestartFailureReason::LaunchFailure);
+        assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
+        // It is answered once.
+        let saved = stage.job(|job| match job {
+            Job::Save { record, .. } => Some(record.clone()),
+            _ => None,
+        });
+        assert!(saved.detail.contains("its agent ended"), "{}", saved.detail);
+        let stage = adopting(Fake::default(), false, stored(saved));
+        stage.nothing::<RestartFailure>();
+    }
+    // The program ran, which STATS show.
+    let ran = launching.running(&handle(ONE), 0);
+    let stage = adopting(Fake::default(), false, stored(ran));
+    stage.nothing::<RestartFailure>();
+}
+
 /// The signal also killed the supervisor, so no exit code was written.
 #[test]
 fn a_killed_instance_has_the_exit_code_of_the_signal() {
