@@ -600,11 +600,15 @@ impl Cluster {
     }
 }
 
-/// The addresses of a concentrator's network that lead to a node: those of the instances there.
-fn addresses<'a>(starts: &'a Starts, tenants: &'a TenantTable) -> impl Fn(Uuid, Uuid) -> Vec<Ipv4Addr> + 'a {
+/// The addresses of a concentrator's network that lead to a node: those of the instances there. `None` if no
+/// tenant has this concentrator.
+fn addresses<'a>(
+    starts: &'a Starts,
+    tenants: &'a TenantTable,
+) -> impl Fn(Uuid, Uuid) -> Option<Vec<Ipv4Addr>> + 'a {
     move |cnci, node| {
-        let all = tenants.addresses_of(cnci);
-        let there = all.filter(|(_, instance)| starts.instances().node_of(*instance) == Some(node));
-        there.map(|(ip, _)| ip).collect()
+        let all = tenants.addresses_of(cnci)?.iter();
+        let there = all.filter(|(_, instance)| starts.instances().node_of(**instance) == Some(node));
+        Some(there.map(|(ip, _)| *ip).collect())
     }
 }

@@ -5,6 +5,11 @@
 //! concentrators learn nothing from packets. When a concentrator reconnects, it receives the reports that it
 //! has missed. An agent's tenants, and the TenantRemoved that a concentrator has not
 //! received, are kept as long as the agent is connected.
+//!
+//! A tunnel lets its node send packets into the network of the tenant. So TenantAdded for a network whose
+//! addresses the scheduler leases is told only while the node has an instance with such an address. After a
+//! restart of the scheduler it waits for the STATS that list the instance. What START says of another network
+//! is known to the agent alone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -35,8 +40,8 @@ const MAX_TENANTS: usize = 4096;
 const MAX_TENANTS_OF_ALL: usize = 65_536;
 /// A concentrator, a tenant, and the subnet of that tenant that the concentrator serves.
 type Served = (Uuid, Id, IpNet);
-/// The addresses of a concentrator's network that lead to a node.
-pub(super) type Addresses<'a> = dyn Fn(Uuid, Uuid) -> Vec<Ipv4Addr> + 'a;
+/// The addresses of a concentrator's network that lead to a node; `None` if the scheduler leases none there.
+pub(super) type Addresses<'a> = dyn Fn(Uuid, Uuid) -> Option<Vec<Ipv4Addr>> + 'a;
 
 /// The connected concentrators that have reported something, by UUID.
 #[derive(Debug, Default)]
@@ -44,8 +49,8 @@ pub(super) struct Cncis {
     by_uuid: HashMap<Uuid, Cnci>,
     /// By agent, its last report of each tenant: TenantAdded, or a TenantRemoved that the
     /// concentrator has not received yet.
-    tenants: HashMap<Uuid, BTreeMap<Served, Frame>>,
-    /// The number of frames in `tenants`.
+    tenants: HashMap<Uuid, BTreeMap<Served, Report>>,
+    /// The number of reports in `tenants`.
     tenant_count: usize,
 }
 
@@ -55,6 +60,37 @@ struct Cnci {
     announced: Option<Frame>,
     /// The instance and PublicIPAssigned of each address that has not been released since.
     assigned: BTreeMap<String, (Option<Uuid>, Frame)>,
+}
+
+/// The last report of an agent about a tenant.
+#[derive(Debug)]
+struct Report {
+    frame: Frame,
+    /// True if the concentrator was told of a tunnel to the node, and not of its end since.
+    is_told: bool,
+}
+
+impl Report {
+    /// Tells the concentrator whether it has a tunnel to the node, and which addresses lead there; false if there is
+    /// nothing to tell, or the concentrator is away.
+    fn tell(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        served: &Served,
+        node: Uuid,
+        addresses: &Addresses<'_>,
+    ) -> bool {
+        let placed = placed(&self.frame, served, node, addresses);
+        let has_tunnel = placed.is_some() && self.frame.kind() == Event::TENANT_ADDED;
+        // The node may say nothing when its last instance has left.
+        let removed = || read(&self.frame).ok().map(|removed| Frame::of(&removed));
+        let frame = placed.or_else(|| removed().filter(|_| self.is_told));
+        let is_sent = frame.is_some_and(|frame| tell(out, served.0, &frame));
+        if is_sent {
+            self.is_told = has_tunnel;
+        }
+        is_sent
+    }
 }
 
 impl Cncis {
@@ -107,17 +143,19 @@ impl Cncis {
 
     /// Keeps an agent's report for a concentrator, if there is room. Only the newest report is
     /// kept: a TenantRemoved replaces the TenantAdded before it.
-    fn remember(&mut self, served: Served, agent: Uuid, frame: &Frame) {
+    fn remember(&mut self, served: Served, agent: Uuid, frame: &Frame, is_told: bool) {
         // An agent chooses the length, and the frame is kept as long as the session lasts. An older report
         // is not true any more.
         if frame.payload_bytes().len() > MAX_EVENT {
             return self.forget(&served, agent);
         }
         let tenants = self.tenants.entry(agent).or_default();
-        let is_new = !tenants.contains_key(&served);
+        let before = tenants.get(&served);
+        let (is_new, is_told) = (before.is_none(), is_told || before.is_some_and(|it| it.is_told));
         if !is_new || (tenants.len() < MAX_TENANTS && self.tenant_count < MAX_TENANTS_OF_ALL) {
             self.tenant_count += usize::from(is_new);
-            tenants.insert(served, detached(frame));
+            let frame = detached(frame);
+            tenants.insert(served, Report { frame, is_told });
         }
     }
 
@@ -166,18 +204,19 @@ impl Cncis {
         let subnet = subnet::network(&event.tenant_subnet).ok();
         let served = cnci.uuid().zip(subnet);
         let served = served.map(|(cnci, subnet)| (cnci, event.tenant_uuid, subnet));
-        let placed = served
-            .as_ref()
-            .map(|served| placed(frame, served, from.uuid(), addresses));
-        let placed = placed.as_ref().unwrap_or(frame);
+        let placed = match &served {
+            Some(served) => placed(frame, served, from.uuid(), addresses),
+            None => Some(frame.clone()),
+        };
         // If the concentrator is away, this fails, and the event is sent when it reconnects.
-        let is_forwarded = relay::forward(out, from, placed, (&cnci, Role::CNCIAGENT)).is_ok();
+        let is_forwarded =
+            placed.is_some_and(|placed| relay::forward(out, from, &placed, (&cnci, Role::CNCIAGENT)).is_ok());
         if let Some(served) = served {
             // A TenantRemoved that the concentrator has received is not needed any more.
             if is_forwarded && frame.kind() == Event::TENANT_REMOVED {
                 self.forget(&served, from.uuid());
             } else {
-                self.remember(served, from.uuid(), frame);
+                self.remember(served, from.uuid(), frame, is_forwarded);
             }
         }
         Ok(())
@@ -210,17 +249,19 @@ impl Cncis {
 
     /// Tells concentrators which addresses lead to a node now, after an instance has come to it or left it.
     pub(super) fn handle_moved(
-        &self,
+        &mut self,
         out: &mut Out<'_, '_>,
         moved: &BTreeSet<(Uuid, Uuid)>,
         addresses: &Addresses<'_>,
     ) {
         for (cnci, node) in moved {
-            let tenants = self.tenants.get(node).into_iter().flatten();
-            let of = tenants.filter(|((of, ..), report)| of == cnci && report.kind() == Event::TENANT_ADDED);
-            for (served, report) in of {
-                // One that is away is told when it connects.
-                let _ = tell(out, *cnci, &placed(report, served, *node, addresses));
+            let tenants = self.tenants.get_mut(node).into_iter().flatten();
+            let is_of = |(of, ..): &Served| of == cnci;
+            for (served, report) in tenants.filter(|(served, _)| is_of(served)) {
+                if report.frame.kind() == Event::TENANT_ADDED {
+                    // One that is away is told when it connects.
+                    report.tell(out, served, *node, addresses);
+                }
             }
         }
     }
@@ -244,10 +285,9 @@ impl Cncis {
         }
         for (node, tenants) in &mut self.tenants {
             tenants.retain(|served, report| {
-                let is_sent = served.0 == session.uuid()
-                    && tell(out, session.uuid(), &placed(report, served, *node, addresses));
+                let is_sent = served.0 == session.uuid() && report.tell(out, served, *node, addresses);
                 // A TenantRemoved is kept only until the concentrator has received it.
-                let is_done = is_sent && report.kind() == Event::TENANT_REMOVED;
+                let is_done = is_sent && report.frame.kind() == Event::TENANT_REMOVED;
                 self.tenant_count -= usize::from(is_done);
                 !is_done
             });
@@ -263,20 +303,26 @@ fn tell(out: &mut Out<'_, '_>, cnci: Uuid, frame: &Frame) -> bool {
     is_there && out.cx.send(cnci, frame).is_ok()
 }
 
-/// The report of an agent with the addresses that lead to it.
-fn placed(report: &Frame, served: &Served, node: Uuid, addresses: &Addresses<'_>) -> Frame {
+/// The report of an agent with the addresses that lead to it; `None` if the network's addresses are leased, and
+/// none of them leads to it.
+fn placed(report: &Frame, served: &Served, node: Uuid, addresses: &Addresses<'_>) -> Option<Frame> {
     let added = (report.kind() == Event::TENANT_ADDED).then(|| report.payload::<TenantAdded>());
-    match added {
-        Some(Ok(added)) => {
-            let addresses = addresses(served.0, node);
-            let of_subnet = |ip: &Ipv4Addr| served.2.contains(&IpAddr::from(*ip));
-            let addresses: Vec<_> = addresses.into_iter().filter(of_subnet).collect();
-            if addresses == added.addresses {
-                return report.clone();
-            }
-            with_trace_of(report, Frame::of(&TenantAdded { addresses, ..added }))
-        }
-        _ => report.clone(),
+    let Some(Ok(added)) = added else {
+        return Some(report.clone());
+    };
+    let leased = addresses(served.0, node);
+    let is_leased = leased.is_some();
+    let of_subnet = |ip: &Ipv4Addr| served.2.contains(&IpAddr::from(*ip));
+    let addresses: Vec<_> = leased.into_iter().flatten().filter(of_subnet).collect();
+    if is_leased && addresses.is_empty() {
+        None
+    } else if addresses == added.addresses {
+        Some(report.clone())
+    } else {
+        Some(with_trace_of(
+            report,
+            Frame::of(&TenantAdded { addresses, ..added }),
+        ))
     }
 }
 
@@ -299,7 +345,7 @@ mod tests {
         let mut remember = |agent: u128, tenant: usize, len: usize| {
             let served = (Uuid::nil(), Id::from(tenant.to_string().as_str()), subnet);
             let frame = Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]);
-            cncis.remember(served, Uuid::from_u128(agent), &frame);
+            cncis.remember(served, Uuid::from_u128(agent), &frame, false);
             cncis.tenant_count
         };
         assert_eq!(remember(0, 0, MAX_EVENT), 1);

@@ -499,12 +499,12 @@ impl TenantTable {
         })
     }
 
-    /// The addresses in the network of a concentrator, each with its instance.
-    pub(super) fn addresses_of(&self, cnci: Uuid) -> impl Iterator<Item = (Ipv4Addr, Uuid)> {
+    /// The addresses in the network of a concentrator, each with its instance; `None` if no tenant has this
+    /// concentrator.
+    pub(super) fn addresses_of(&self, cnci: Uuid) -> Option<&BTreeMap<Ipv4Addr, Uuid>> {
         let mut tenants = self.table.tenants.values();
         let of = tenants.find(|record| record.concentrator_uuid == cnci);
-        let addresses = of.into_iter().flat_map(|record| &record.addresses);
-        addresses.map(|(ip, instance)| (*ip, *instance))
+        of.map(|record| &record.addresses)
     }
 
     /// A concentrator has reported a public address of an instance, which may be outdated.

@@ -1,5 +1,6 @@
 //! The addresses of tenants' instances: an address is free only once no node has its instance.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use ssntp::Role;
@@ -280,16 +281,7 @@ fn a_concentrator_is_told_which_addresses_lead_to_a_node() {
     let mut cnci = with_concentrator(&cluster, &mut controller);
     let [first, second] = [of_blue(1), of_blue(1)];
     start_on(&mut controller, &mut node, &first);
-    let added = TenantAdded {
-        agent_uuid: node.uuid.into(),
-        agent_ip: "192.0.2.7".into(),
-        tenant_uuid: Uuid::from_u128(1).into(),
-        tenant_subnet: "10.1.0.0/24".into(),
-        concentrator_uuid: CNCI.into(),
-        // Only the scheduler knows which addresses are leased.
-        addresses: vec!["10.1.0.200".parse().unwrap()],
-        ..TenantAdded::default()
-    };
+    let added = added(&node);
     let expect = |cnci: &mut Client, last: &[u8]| {
         let told: TenantAdded = cnci.expect_payload();
         let addresses = last.iter().map(|last| [10, 1, 0, *last].into()).collect();
@@ -311,10 +303,79 @@ fn a_concentrator_is_told_which_addresses_lead_to_a_node() {
     let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
     expect(&mut cnci, &[3]);
     send_running(&mut node, &[]);
-    expect(&mut cnci, &[]);
+    assert_eq!(cnci.expect_payload::<TenantRemoved>().agent_uuid, node.uuid);
+    cnci.expect_nothing();
     // An instance of no tenant changes nothing there.
     start_on(&mut controller, &mut node, &start(1));
     cnci.expect_nothing();
+}
+
+/// The report of a node that it has instances of the tenant `blue`.
+fn added(node: &Client) -> TenantAdded {
+    TenantAdded {
+        agent_uuid: node.uuid.into(),
+        agent_ip: "192.0.2.7".into(),
+        tenant_uuid: Uuid::from_u128(1).into(),
+        tenant_subnet: "10.1.0.0/24".into(),
+        concentrator_uuid: CNCI.into(),
+        // Only the scheduler knows which addresses are leased.
+        addresses: vec!["10.1.0.200".parse().unwrap()],
+        ..TenantAdded::default()
+    }
+}
+
+/// A tunnel lets its node send into the network of the tenant, and any agent may send TenantAdded.
+#[test]
+fn a_concentrator_learns_no_tunnel_to_a_node_without_an_instance_of_its_tenant() {
+    let (cluster, mut controller, _node, _) = with_running_instance();
+    let mut other = cluster.node(1000, &mut []);
+    let mut cnci = with_concentrator(&cluster, &mut controller);
+    other.send_payload(&added(&other));
+    // The tenant has no such subnet.
+    other.send_payload(&TenantAdded {
+        tenant_subnet: "10.2.0.0/24".into(),
+        ..added(&other)
+    });
+    other.expect_nothing();
+    cnci.expect_nothing();
+    leave(&cluster, cnci);
+    let mut cnci = with_concentrator(&cluster, &mut controller);
+    cnci.expect_nothing();
+    // The report counts once the node has an instance.
+    let start = of_blue(1);
+    start_on(&mut controller, &mut other, &start);
+    let told: TenantAdded = cnci.expect_payload();
+    assert_eq!(told.agent_uuid, other.uuid);
+    assert_eq!(told.addresses, [Ipv4Addr::new(10, 1, 0, 3)]);
+    cnci.expect_nothing();
+    // Its instance leaves while the concentrator is away.
+    leave(&cluster, cnci);
+    send_running(&mut other, &[start.instance_uuid]);
+    send_running(&mut other, &[]);
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    assert_eq!(cnci.expect_payload::<TenantRemoved>().agent_uuid, other.uuid);
+    cnci.expect_nothing();
+    leave(&cluster, cnci);
+    Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI).expect_nothing();
+}
+
+/// The agent reports its tenants before its STATS.
+#[test]
+fn a_report_about_a_tenant_waits_for_the_first_stats_after_a_restart_of_the_scheduler() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = || SchedulerConfig::new().configuration_file(dir.path().join("cluster.yaml"));
+    let cluster = Cluster::new(config());
+    let instance = leased(&mut cluster.controller()).instance_uuid;
+    cluster.stop();
+    let cluster = Cluster::new(config());
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    let mut node = cluster.node(1000, &mut []);
+    node.send_payload(&added(&node));
+    node.expect_nothing();
+    cnci.expect_nothing();
+    send_running(&mut node, &[instance]);
+    let told: TenantAdded = cnci.expect_payload();
+    assert_eq!(told.addresses, [Ipv4Addr::new(10, 1, 0, 2)]);
 }
 
 fn of_blue(mem_mb: i64) -> Start {
