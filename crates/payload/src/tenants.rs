@@ -106,7 +106,8 @@ schema! {
         /// Its node; default: empty, no node has it. Left out then.
         #[serde(skip_serializing_if = "Id::is_empty")]
         node_uuid: Id,
-        /// `unknown` while its node is away; default: empty, its node's STATS have its state. Left out then.
+        /// `unknown` while its node is away, `unclaimed` if neither a node nor a START has the instance;
+        /// default: empty, its node's STATS have its state. Left out then.
         #[serde(skip_serializing_if = "String::is_empty")]
         state: String,
     }

@@ -20,6 +20,7 @@ use super::starts::{Handled, Starts};
 use super::streams::Streams;
 use super::tenants::{Leased, TenantTable};
 use ssntp::Role;
+use ssntp::payload::Id;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
 use ssntp::server::{DisconnectReason, SessionInfo};
 use ssntp_cluster::refusal::{Reason, Refused};
@@ -90,8 +91,14 @@ impl Cluster {
         self.controllers.next_deadline()
     }
 
-    /// The figures. `parked_bytes` is what is kept for the next leader.
-    pub(super) fn figures(&self, config: &SchedulerConfig, kept_bytes: usize) -> SchedulerFigures {
+    /// The figures. `kept_bytes` is what is kept for the next leader.
+    pub(super) fn figures(
+        &self,
+        config: &SchedulerConfig,
+        tenants: &TenantTable,
+        kept_bytes: usize,
+    ) -> SchedulerFigures {
+        let is_claimed = |instance| self.starts.instances().taken(instance).is_some();
         let (streams, streams_opened) = self.streams.counted();
         let (moving, moved) = self.starts.moves();
         let (controllers, master) = self.controllers.counted();
@@ -111,6 +118,7 @@ impl Cluster {
             controllers,
             master,
             concentrators: self.cncis.announced(),
+            unclaimed_addresses: tenants.unclaimed(is_claimed),
             kept_bytes,
             foreign_reports,
             invalid_frames,
@@ -450,12 +458,13 @@ impl Cluster {
         let in_use = released.and_then(|instance| self.hold(out, tenants, instance, asked.lost));
         let instances = self.starts.instances();
         let place = |address: &mut TenantAddress| {
-            let instance = address.instance_uuid.uuid();
-            if let Some((instance, node)) = instance.and_then(|it| Some((it, instances.node_of(it)?))) {
-                address.node_uuid = node.into();
-                if instances.is_unknown(instance) {
-                    "unknown".clone_into(&mut address.state);
-                }
+            let instance = address.instance_uuid.uuid().unwrap_or_default();
+            let Some((_, node)) = instances.taken(instance) else {
+                return "unclaimed".clone_into(&mut address.state);
+            };
+            address.node_uuid = node.map(Id::from).unwrap_or_default();
+            if instances.is_unknown(instance) {
+                "unknown".clone_into(&mut address.state);
             }
         };
         // It has an address again, which the next leader would free if it found only then that the

@@ -41,6 +41,9 @@ pub struct SchedulerFigures {
     pub master: Option<Uuid>,
     /// The number of concentrators that have announced themselves.
     pub concentrators: usize,
+    /// The number of addresses of tenants whose instances no node and no START has. A START that was lost with
+    /// its scheduler leaves its address so, and a node that is away may have the instance.
+    pub unclaimed_addresses: usize,
     /// The bytes of the reports that are kept for the next leader, and of the commands that wait
     /// for a leader.
     pub kept_bytes: usize,

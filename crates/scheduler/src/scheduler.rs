@@ -147,9 +147,10 @@ impl Scheduler {
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, CallError> {
         let figures = |scheduler: &mut Self| {
+            let Self { config, tenants, .. } = &*scheduler;
             scheduler
                 .cluster
-                .figures(&scheduler.config, scheduler.following.bytes())
+                .figures(config, tenants, scheduler.following.bytes())
         };
         server.with_handler(move |scheduler: &mut Self, _| figures(scheduler))
     }

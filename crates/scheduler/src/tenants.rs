@@ -484,6 +484,14 @@ impl TenantTable {
         self.instances.contains_key(&instance)
     }
 
+    /// The number of addresses whose instances are not claimed.
+    pub(super) fn unclaimed(&self, is_claimed: impl Fn(Uuid) -> bool) -> usize {
+        self.instances
+            .keys()
+            .filter(|instance| !is_claimed(**instance))
+            .count()
+    }
+
     /// The tunnel of a node in the network in which an instance has an address.
     pub(super) fn tunnel_of(&self, instance: Uuid, node: Uuid) -> Option<TenantRemoved> {
         let (tenant, _) = self.instances.get(&instance)?;

@@ -253,6 +253,15 @@ fn an_address_that_an_earlier_scheduler_leased_is_released_as_lost_only() {
     cluster.stop();
     let cluster = Cluster::new(config());
     let mut controller = cluster.controller();
+    let shown = ask(&mut controller, TenantAction::Show, instance)
+        .entries
+        .remove(0);
+    assert_eq!(shown.addresses[0].state, "unclaimed");
+    let unclaimed = || {
+        let figures = Scheduler::figures(&cluster.server.handle());
+        figures.unwrap().unclaimed_addresses
+    };
+    assert_eq!(unclaimed(), 1);
     let refused = answer(&mut controller, TenantAction::Release, instance, false);
     assert_eq!(refused.reason, TenantRefusal::InUse);
     assert!(
@@ -263,6 +272,7 @@ fn an_address_that_an_earlier_scheduler_leased_is_released_as_lost_only() {
     let released = answer(&mut controller, TenantAction::Release, instance, true);
     assert_eq!(released.reason.as_str(), "", "{}", released.detail);
     assert!(!has_address(&mut controller, instance));
+    assert_eq!(unclaimed(), 0);
     let mut node = cluster.node(1000, &mut []);
     node.send_payload(&stats(node.uuid, &[instance]));
     assert_eq!(node.expect_payload::<Delete>().instance_uuid, instance);
@@ -493,6 +503,8 @@ fn a_start_that_waits_when_the_scheduler_stops_leaves_no_address_in_the_file() {
         let starts = Scheduler::figures(&cluster.server.handle()).unwrap().starts;
         (starts.held == 1).then_some(()).ok_or("it is not held")
     });
+    let figures = Scheduler::figures(&cluster.server.handle()).unwrap();
+    assert_eq!(figures.unclaimed_addresses, 0, "a node and a START have them");
     cluster.stop();
     let table = std::fs::read_to_string(file.with_extension("tenants.yaml")).unwrap();
     let names = |start: &Start| table.contains(&start.instance_uuid.to_string());
