@@ -156,26 +156,43 @@ impl Logging {
 
 /// Applies another filter from now on; without one, the default level of the program.
 pub fn select(filter: Option<&str>) {
-    let (valid, wrong) = parts(filter.unwrap_or_default());
-    apply(&valid);
-    if !wrong.is_empty() {
-        let wrong = wrong.join(", ");
-        log::error!("a part of the filter of the log is ignored, because it is not TARGET=LEVEL: {wrong}");
+    let filter = filter.unwrap_or_default();
+    apply(filter);
+    if let Err(why) = check(filter) {
+        log::error!("{why}");
     }
 }
 
-/// The valid part of a filter, and the other parts. env_logger would print those itself, which fails
-/// or blocks with the standard error, and is no line of the log.
-fn parts(filter: &str) -> (String, Vec<&str>) {
+/// Checks a filter.
+///
+/// # Errors
+/// Parts of it are ignored.
+pub fn check(filter: &str) -> Result<(), Failure> {
+    match parts(filter, "").1.join(", ") {
+        wrong if wrong.is_empty() => Ok(()),
+        wrong => Err(Failure::usage(format_args!(
+            "a part of the filter of the log is ignored, because it is neither LEVEL nor TARGET=LEVEL: {wrong}"
+        ))),
+    }
+}
+
+/// The valid part of a filter, in which all targets that it does not name have `level`, and the other
+/// parts. env_logger would print those itself, which fails or blocks with the standard error, and is no
+/// line of the log. A misspelt level would be a target for it, and it would log nothing else.
+fn parts<'a>(filter: &'a str, level: &'a str) -> (String, Vec<&'a str>) {
     let (directives, pattern) = filter.split_once('/').unwrap_or((filter, ""));
-    let is_valid = |directive: &&str| {
-        let level = directive.split_once('=').map_or("", |(_, level)| level.trim());
-        level.is_empty() || level.parse::<LevelFilter>().is_ok()
+    let is_level = |text: &str| text.trim().parse::<LevelFilter>().is_ok();
+    let is_valid = |directive: &&str| match directive.split_once('=') {
+        Some((_, level)) => level.trim().is_empty() || is_level(level),
+        None => is_level(directive),
     };
     let directives = directives
         .split(',')
         .filter(|directive| !directive.trim().is_empty());
-    let (valid, mut wrong): (Vec<_>, Vec<_>) = directives.partition(is_valid);
+    let (mut valid, mut wrong): (Vec<_>, Vec<_>) = directives.partition(is_valid);
+    if !valid.iter().any(|directive| is_level(directive)) {
+        valid.insert(0, level);
+    }
     let mut valid = valid.join(",");
     match pattern {
         "" => {}
@@ -190,7 +207,7 @@ fn apply(filter: &str) {
     let Some(current) = held.as_mut() else { return };
     let style = current.style;
     let mut builder = Builder::new();
-    builder.parse_filters(if filter.is_empty() { current.level } else { filter });
+    builder.parse_filters(&parts(filter, current.level).0);
     builder.format(move |out, record| {
         let message = record.args().to_string();
         let line = style.line(record.level(), record.target(), &message, LINE);
@@ -540,12 +557,21 @@ mod tests {
         for (filter, valid, wrong) in [
             ("warn, ssntp::audit=info", "warn, ssntp::audit=info", &[][..]),
             ("a=b=c,debug", "debug", &["a=b=c"]),
-            ("a=wrn,b=", "b=", &["a=wrn"]),
+            ("a=wrn,b=", "error,b=", &["a=wrn"]),
             ("info/text", "info/text", &[]),
             ("info/x/y", "info", &["x/y"]),
-            (" , ", "", &[]),
+            (" , ", "error", &[]),
+            ("warning", "error", &["warning"]),
+            ("wrn,ssntp", "error", &["wrn", "ssntp"]),
+            ("ssntp::audit=info", "error,ssntp::audit=info", &[]),
+            ("ssntp::audit=info, OFF", "ssntp::audit=info, OFF", &[]),
         ] {
-            assert_eq!(parts(filter), (valid.to_owned(), wrong.to_vec()), "{filter}");
+            assert_eq!(
+                parts(filter, "error"),
+                (valid.to_owned(), wrong.to_vec()),
+                "{filter}"
+            );
+            assert_eq!(check(filter).is_err(), !wrong.is_empty(), "{filter}");
         }
     }
 
