@@ -1,6 +1,7 @@
 //! `ssntp request` and `ssntp answer`: requests of an application, at a shell.
 
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -13,6 +14,7 @@ use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
 use ssntp_transport::threads;
 use uuid::Uuid;
 
+use super::ctl::logs::escaped;
 use super::{listen, operands};
 use crate::application::Applications;
 use crate::connection::{Connection, Waited, Watch, ended};
@@ -110,7 +112,7 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
                 if args.json {
                     return print_json(listen::to_json(&operands, &reply, None));
                 }
-                return print_bytes(reply.payload_bytes());
+                return print_bytes(&shown(reply.payload_bytes(), io::stdout().is_terminal()));
             }
             // The events are taken and dropped, because the answer could not get past a channel of
             // events that is full.
@@ -120,6 +122,18 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
             recv(stop.channel()) -> _ => return Err(stop.interrupted()),
         }
     }
+}
+
+/// An answer as it is printed. A terminal gets lines, with other control characters escaped, because another client
+/// has sent them.
+fn shown(answer: &[u8], on_terminal: bool) -> Cow<'_, [u8]> {
+    if !on_terminal {
+        return answer.into();
+    }
+    let mut incomplete = Vec::new();
+    let mut text = escaped(&mut incomplete, answer);
+    text.push_str(&String::from_utf8_lossy(&incomplete));
+    text.into_bytes().into()
 }
 
 /// The failure to print for the error of a request. If the reason is a word of the protocol, it explains the word.
@@ -213,5 +227,18 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
         Ok(status) if status.success() => Ok(printed),
         Ok(status) => Err(format!("{program}: {status}")),
         Err(e) => Err(format!("{program}: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_characters_of_the_client_that_answers() {
+        let answer = b"\x1b]0;title\x07one\ntwo\xff";
+        assert_eq!(shown(answer, false), &answer[..]);
+        let expected = "\\u{1b}]0;title\\u{7}one\ntwo\u{fffd}";
+        assert_eq!(shown(answer, true), expected.as_bytes());
     }
 }

@@ -256,7 +256,7 @@ fn line_of(
 
 /// Text for a terminal: line ends and tabs stay, and all other characters that are not printable are
 /// escaped. An incomplete character or line end is held.
-fn escaped(held: &mut Vec<u8>, bytes: &[u8]) -> String {
+pub(crate) fn escaped(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     held.extend(bytes);
     let whole = std::mem::take(held);
     let mut out = String::new();

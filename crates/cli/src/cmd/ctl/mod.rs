@@ -45,7 +45,7 @@ mod json;
 mod kept;
 mod kick;
 mod list;
-mod logs;
+pub(super) mod logs;
 mod moves;
 mod options;
 mod prune;

@@ -157,13 +157,14 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
 
 /// The command that joins a node.
 fn command(role: Role, token: &JoinToken) -> String {
-    let daemon = match role {
-        Role::AGENT => "agent".to_owned(),
-        Role::NETAGENT => "netagent".to_owned(),
-        Role::CNCIAGENT => "cnci --tenant UUID --ip IP".to_owned(),
-        several => format!("agent --role {several}"),
+    let (daemon, state) = match role {
+        Role::AGENT => ("agent".to_owned(), "agent"),
+        Role::NETAGENT => ("netagent".to_owned(), "agent"),
+        Role::CNCIAGENT => ("cnci --tenant UUID --ip IP".to_owned(), "cnci"),
+        several => (format!("agent --role {several}"), "agent"),
     };
-    format!("ssntp {daemon} --join '{token}' --state /var/lib/ssntp")
+    // The directory of the packaged unit, which takes over what the command has begun.
+    format!("ssntp {daemon} --join '{token}' --state /var/lib/ssntp/{state}")
 }
 
 fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {

@@ -62,8 +62,12 @@ const COLUMNS: Columns<(), Row> = &[
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let stop = Stop::install()?;
     let done = watch(args, &stop);
-    // An interrupt is the usual end, so it is no failure, even while an answer is awaited.
-    if stop.requested() { Ok(()) } else { done }
+    // Without --count an interrupt is the usual end, so it is no failure, even while an answer is awaited.
+    match (stop.requested(), args.count) {
+        (false, _) => done,
+        (true, None) => Ok(()),
+        (true, Some(_)) => Err(stop.interrupted()),
+    }
 }
 
 fn watch(args: &Args, stop: &Stop) -> Result<(), Failure> {

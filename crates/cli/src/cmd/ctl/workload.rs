@@ -259,14 +259,26 @@ impl Workload {
 }
 
 fn parse(file: &[u8]) -> Result<Workload, String> {
-    // A START has at most three documents: the command, user data and meta data.
-    let documents: Vec<_> = yaml::documents(file).take(3).collect();
-    let has_start = |document: &Document<'_>| {
+    let documents: Vec<_> = yaml::documents(file).collect();
+    let has = |document: &Document<'_>, key| {
         let read = Node::parse(document.bytes, 1, yaml::MAX_DOCUMENT_LEN);
-        read.is_ok_and(|keys| keys.get("start").is_some())
+        read.is_ok_and(|keys| keys.get(key).is_some())
     };
-    let rooted = documents.iter().position(has_start);
+    // A START has at most three documents: the command, user data and meta data.
+    let rooted = documents
+        .iter()
+        .take(3)
+        .position(|document| has(document, "start"));
     let command = rooted.unwrap_or(0);
+    let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
+    let is_workload = |document| has(document, "start") || has(document, "command");
+    if documents.len() > 3 || others.clone().any(|(_, document)| is_workload(document)) {
+        return Err(
+            "a START holds one workload, user data and meta data; `ssntp ctl apply` takes several \
+                    workloads"
+                .into(),
+        );
+    }
     let bytes = documents.get(command).map_or(&[][..], |document| document.bytes);
     let keys = Node::parse(bytes, 1, yaml::MAX_DOCUMENT_LEN).map_err(|e| e.to_string())?;
     let uuid = keys.get("start").and_then(|start| start.get("instance_uuid"));
@@ -279,7 +291,6 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let start = keys.start()?;
     check_start(&start).map_err(|(key, why)| format!("{key}: {why}"))?;
     // As in START: of two further documents the first is user data; a single one is meta data.
-    let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
     let mut raw = || {
         let document = others.next().map(|(_, document)| document.bytes.to_vec());
         let raw = document.map(RawDocument::new).transpose();
@@ -412,6 +423,22 @@ mod tests {
             ("command: [a]\nrestart_policy: sometimes", "restart_policy"),
             ("start: [sleep]", "start: expected a map, found a list"),
             ("start:\n  command: sleep", "start.command: expected a list"),
+            (
+                "command: [a]\n---\ncommand: [b]",
+                "`ssntp ctl apply` takes several",
+            ),
+            (
+                "start: {command: [a]}\n---\nstart: {command: [b]}",
+                "a START holds one workload",
+            ),
+            (
+                "start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n---\ncommand: [b]",
+                "a START holds one workload",
+            ),
+            (
+                "command: [a]\n---\na: 1\n---\nb: 1\n---\nc: 1",
+                "a START holds one workload",
+            ),
         ] {
             let error = parse(file.as_bytes()).err().unwrap();
             assert!(error.contains(reason), "{file}: {error}");
