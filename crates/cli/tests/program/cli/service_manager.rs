@@ -145,13 +145,30 @@ fn a_refused_client_waits_for_another_certificate_before_it_ends() {
         let line = format!("{role} --connect unix:socket --ca ca.pem --cert {role}.pem {more}");
         let mut client = manager.start(&line);
         let line = manager.notice(|message| message.contains("STATUS=") && message.contains("revoked"));
-        assert!(line.starts_with("WATCHDOG=1\n"), "{line}");
-        manager.notice(|message| message == "WATCHDOG=1\n");
+        assert!(line.starts_with("WATCHDOG=1\nEXTEND_TIMEOUT_USEC="), "{line}");
+        manager.notice(|message| message == "WATCHDOG=1\nEXTEND_TIMEOUT_USEC=10000000\n");
         assert_eq!(client.child.try_wait().unwrap(), None);
         manager.done(&format!("cert issue --dir . --role {role} --name {role} --force"));
         assert_eq!(client.code(), Some(1));
     }
     drop(server);
+}
+
+/// A node joins before it is ready, in two minutes at most.
+#[test]
+fn a_service_manager_waits_longer_than_a_node_for_its_certificate() {
+    for unit in ["agent", "cnci"] {
+        let path = format!(
+            "{}/../../packaging/systemd/ssntp-{unit}.service",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let text = fs::read_to_string(path).unwrap();
+        let mut lines = text.lines();
+        let seconds = lines
+            .find_map(|line| line.strip_prefix("TimeoutStartSec="))
+            .unwrap();
+        assert!(seconds.parse::<u32>().unwrap() > 120, "{unit}: {seconds}");
+    }
 }
 
 #[test]

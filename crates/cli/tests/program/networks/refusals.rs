@@ -37,18 +37,18 @@ fn a_start_without_its_network_fails_with_the_reason() {
     refused(&rig, "a", &group, &["vnic_mac"]);
 
     // An agent without networks, and agents without a needed capability.
-    let begin = |rig: &mut Rig, flags, without| {
-        (rig.agent_flags, rig.without) = (flags, without);
+    let begin = |rig: &mut Rig, flags, rights: Option<&str>| {
+        (rig.agent_flags, rig.rights) = (flags, rights.map(str::to_owned));
         rig.agent("b");
     };
     rig.kill("b");
     begin(&mut rig, "--users agent", None);
     refused(&rig, "b", OTHERS, &["without --network tenants"]);
     rig.kill("b");
-    begin(&mut rig, AGENT_FLAGS, Some("sys_admin"));
+    begin(&mut rig, AGENT_FLAGS, Some("-sys_admin"));
     refused(&rig, "b", OTHERS, &["a network namespace", "not permitted"]);
     rig.kill("b");
-    rig.without = Some("net_admin");
+    rig.rights = Some("-net_admin".into());
     let ended = rig.agent_command("b").stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8(ended.stderr).unwrap();
     assert!(

@@ -35,8 +35,9 @@ pub struct Rig {
     prefix: String,
     /// The flags of agents that are started from now on.
     pub agent_flags: &'static str,
-    /// The capability that agents that are started from now on lack, as setpriv names it.
-    pub without: Option<&'static str>,
+    /// The capabilities that agents that are started from now on may have, as setpriv changes those of a test. They
+    /// cannot set `/proc/sys` then, as in the packaged unit.
+    pub rights: Option<String>,
     programs: Vec<(&'static str, Program)>,
     authority: Option<Authority>,
 }
@@ -66,7 +67,7 @@ impl Rig {
             dir: tempfile::tempdir().unwrap(),
             prefix: format!("ssntp-{}-{number}-", std::process::id()),
             agent_flags: AGENT_FLAGS,
-            without: None,
+            rights: None,
             programs: Vec::new(),
             authority: None,
         };
@@ -201,12 +202,17 @@ impl Rig {
             "{name} --connect 10.77.0.1:8888 --ca ca.pem --cert {name}.pem --state state-{host} \
              --interval 2 --name-server 192.0.2.53 --admin unix:admin-{host} {more}"
         );
-        let mut command = match self.without {
+        let mut command = match &self.rights {
             None => self.on(host, "bin/ssntp"),
-            Some(right) => {
-                let mut command = self.on(host, "setpriv");
-                command.args([format!("--bounding-set=-{right}"), format!("--inh-caps=-{right}")]);
-                command.arg("bin/ssntp");
+            Some(rights) => {
+                let mut command = self.on(host, "unshare");
+                let limited = "mount --bind -o ro /proc/sys /proc/sys && exec setpriv \"$@\"";
+                command.args(["--mount", "sh", "-c", limited, "sh"]);
+                command.args([
+                    &format!("--bounding-set={rights}"),
+                    "--inh-caps=-all",
+                    "bin/ssntp",
+                ]);
                 command
             }
         };
