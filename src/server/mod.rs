@@ -347,7 +347,8 @@ impl Server {
     }
 
     /// Blocks until the server is stopped by [`ServerHandle::stop`], [`ServerHandle::drain`] or
-    /// [`Context::stop`], then ends it as [`stop`](Self::stop) does.
+    /// [`Context::stop`], then ends it as [`stop`](Self::stop) does. Returns also if the dispatcher has
+    /// panicked, which the log says.
     pub fn wait(self) {
         // The receive fails when the core drops the sender at a stop.
         let _ = self.stopping.recv();

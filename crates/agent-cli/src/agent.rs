@@ -203,6 +203,8 @@ impl<P: AgentPages> Args<P> {
             }
             Err(failure) => problems.of("policy", Some(Err::<(), _>(failure))),
         }
+        problems.of("join", Some(self.join.check(self.state.as_deref())));
+        problems.of("network", Some(self.network.tunnels()));
         self.pages.problems(&mut problems);
         problems
     }
@@ -275,7 +277,8 @@ const CONFINEMENTS: Choices<Confinement> = &[
 /// The agent cannot start, or its client ends for good.
 pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings, role: Role) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
-    let joined = args.connection.join(&args.join, args.state.as_deref(), role)?;
+    let joined = args.connection.join(&args.join, args.state.as_deref(), role);
+    let joined = daemon.unless_refused(joined, args.state.iter().cloned().collect())?;
     let (client, Renewal { files, read, .. }) = args.connection.config_as(ROLES, daemon.stop())?;
     // --uuid overrides the UUID that is kept in --state.
     let kept = args.state.clone().filter(|_| !args.connection.has_uuid());

@@ -67,18 +67,26 @@ impl TunnelArgs {
 }
 
 impl NetworkArgs {
+    /// The settings of tunnels; `None` without tenants' networks, which the other flags then need.
+    pub fn tunnels(&self) -> Result<Option<TunnelConfig>, Failure> {
+        let tunnels = self.tunnels.config();
+        // The values of the flags that are not listed may come from the environment of the host.
+        let flags = [
+            ("underlay", self.underlay.is_some()),
+            ("concentrator-certs", self.concentrator_certs.is_some()),
+        ];
+        match flags.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) if tunnels.is_none() => {
+                Err(Failure::usage(format!("--{flag} needs --network tenants")))
+            }
+            _ => Ok(tunnels),
+        }
+    }
+
     /// The networks of an agent; `None` without tenants' networks.
     pub fn config(&self, connection: &Connection, stop: &Stop) -> Result<Option<NetworkConfig>, Failure> {
-        let Some(tunnels) = self.tunnels.config() else {
-            // The values of the other flags may come from the environment of the host.
-            let flags = [
-                ("underlay", self.underlay.is_some()),
-                ("concentrator-certs", self.concentrator_certs.is_some()),
-            ];
-            return match flags.iter().find(|(_, is_given)| *is_given) {
-                Some((flag, _)) => Err(Failure::usage(format!("--{flag} needs --network tenants"))),
-                None => Ok(None),
-            };
+        let Some(tunnels) = self.tunnels()? else {
+            return Ok(None);
         };
         // A concentrator runs as an instance and does not have the flags of this agent. It gets copies
         // of the files, and all other values through its environment.

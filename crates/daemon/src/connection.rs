@@ -93,21 +93,10 @@ impl ServerArgs {
     /// Finds each value. If no server is named anywhere, it notes that for the user and blocks for
     /// at most 10 seconds until there is a context.
     pub fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
-        let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
-        // No value is needed from the file of contexts, so the file may even be wrong.
-        let found = if complete && self.context.is_none() {
-            None
+        let context = if self.needs_context() {
+            self.await_context(stop)?.unwrap_or_default()
         } else {
-            self.find_context(stop)?
-        };
-        let context = found.unwrap_or_default();
-        let path = |given: &Option<PathBuf>, in_context: &str, flag: &str, variable: &str| match given {
-            Some(path) => Ok(path.clone()),
-            None if in_context.is_empty() => Err(Failure::usage(format!(
-                "--{flag} is needed: on the command line, as {variable}, or by a context \
-                 (`ssntp cluster init`, `ssntp context add`, `ssntp server --dev`)"
-            ))),
-            None => Ok(PathBuf::from(in_context)),
+            Context::default()
         };
         let mut crl = self.crl.clone();
         // A revocation list is for the certificates of one authority only, so the context's lists
@@ -125,8 +114,8 @@ impl ServerArgs {
         Ok(Reached {
             connect,
             files: CredentialFiles {
-                ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
-                cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
+                ca: needed(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
+                cert: needed(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
                 // A key belongs to its certificate, so the context's key is not used with another
                 // --cert.
                 key: match self.cert {
@@ -142,9 +131,18 @@ impl ServerArgs {
         })
     }
 
-    fn find_context(&self, stop: &Stop) -> Result<Option<Context>, Failure> {
-        let find = || Contexts::load()?.find(self.context.as_deref());
-        let found = find()?;
+    /// False if no value is needed from the file of contexts, so that the file may even be wrong.
+    fn needs_context(&self) -> bool {
+        let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
+        !complete || self.context.is_some()
+    }
+
+    fn find_context(&self) -> Result<Option<Context>, Failure> {
+        Contexts::load()?.find(self.context.as_deref())
+    }
+
+    fn await_context(&self, stop: &Stop) -> Result<Option<Context>, Failure> {
+        let found = self.find_context()?;
         // If the user has named a server, a file or a context, a missing value is a mistake, and waiting
         // would not help.
         if found.is_some() || self.is_given() {
@@ -154,7 +152,7 @@ impl ServerArgs {
             "ssntp: no server is chosen: waiting {} s for a context, as `ssntp server --dev` makes one",
             CONTEXT_WAIT.as_secs()
         ));
-        stop.poll(POLL, CONTEXT_WAIT, find)
+        stop.poll(POLL, CONTEXT_WAIT, || self.find_context())
     }
 
     /// True if the command line or the environment names a server, a file or a context.
@@ -199,6 +197,18 @@ impl ServerArgs {
             crl: files.crl.crl.iter().map(text).collect(),
             server_name: self.server_name.clone().unwrap_or_default(),
         })
+    }
+}
+
+/// The file of a flag, else that of the context.
+fn needed(given: &Option<PathBuf>, in_context: &str, flag: &str, variable: &str) -> Result<PathBuf, Failure> {
+    match given {
+        Some(path) => Ok(path.clone()),
+        None if in_context.is_empty() => Err(Failure::usage(format!(
+            "--{flag} is needed: on the command line, as {variable}, or by a context \
+             (`ssntp cluster init`, `ssntp context add`, `ssntp server --dev`)"
+        ))),
+        None => Ok(PathBuf::from(in_context)),
     }
 }
 
@@ -328,6 +338,16 @@ impl JoinArgs {
         self.token.is_some()
     }
 
+    /// Checks that there is a directory for what a token gives.
+    pub fn check(&self, directory: Option<&Path>) -> Result<(), Failure> {
+        match (&self.token, directory) {
+            (Some(_), None) => Err(Failure::usage(
+                "--join needs --state, where the certificate is kept",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Joins, unless the directory has a valid certificate. The server's certificate has to hold `server_name`, or
     /// else the host of the token. Returns the node's files there, and the address of the server; `None` without a
     /// token. Blocks for two minutes at most.
@@ -342,7 +362,14 @@ impl JoinArgs {
         };
         let join = Join::new(token.clone(), directory).roles(roles);
         let files = join.given(server_name, Join::server_name).run();
-        let files = files.map_err(|why| Failure::new(format_args!("--join: {why}{}", remedy(&why))))?;
+        let files = files.map_err(|why| {
+            let text = format!("--join: {why}{}", remedy(&why));
+            match why {
+                JoinError::Files(_) | JoinError::Lost(_) => Failure::new(text),
+                // Another attempt with the same files would end in the same way.
+                _ => Failure::Refused(text),
+            }
+        })?;
         Ok(Some((files, token.address().clone())))
     }
 }
@@ -375,11 +402,22 @@ pub struct Connection {
 
 impl Connection {
     /// Checks the files that flags and environment name: certificate, key, authority and revocation
-    /// lists.
+    /// lists. Others have to be named by a context.
     pub fn check_files(&self, problems: &mut Problems, roles: Role) {
         let own = &self.server;
         let (cert, key, ca) = (own.cert.as_ref(), own.key.as_ref(), own.ca.as_ref());
         problems.credentials(cert, key, ca, &own.crl, roles);
+        match own.needs_context().then(|| own.find_context()).transpose() {
+            Ok(found) => {
+                let context = found.flatten().unwrap_or_default();
+                problems.of("ca", Some(needed(&own.ca, &context.ca, "ca", "SSNTP_CA")));
+                problems.of(
+                    "cert",
+                    Some(needed(&own.cert, &context.cert, "cert", "SSNTP_CERT")),
+                );
+            }
+            Err(why) => problems.of("context", Some(Err::<(), _>(why))),
+        }
     }
 
     /// The configuration of the client, and the files that it was read from.
@@ -425,13 +463,9 @@ impl Connection {
         directory: Option<&Path>,
         roles: Role,
     ) -> Result<Option<NodeFiles>, Failure> {
+        join.check(directory)?;
         let Some(directory) = directory else {
-            return match join.token {
-                Some(_) => Err(Failure::usage(
-                    "--join needs --state, where the certificate is kept",
-                )),
-                None => Ok(None),
-            };
+            return Ok(None);
         };
         let (roles, name) = (self.role.unwrap_or(roles), self.server.server_name.clone());
         let Some((files, address)) = join.run(directory, roles, name)? else {

@@ -74,6 +74,7 @@ impl CredentialFiles {
             watched,
             lifetimes,
             credentials,
+            ..FilesRead::default()
         };
         Ok((identity, trust, read))
     }
@@ -122,6 +123,8 @@ pub struct FilesRead {
     pub lifetimes: Vec<Lifetime>,
     /// The certificate and the authorities, for the pages of `--admin`.
     pub credentials: Option<(Identity, Trust)>,
+    /// The keys of the settings file whose new values need a restart this time, beside those that always need one.
+    pub waiting: Vec<&'static str>,
 }
 
 impl FilesRead {
@@ -138,7 +141,7 @@ impl FilesRead {
         let read = Self {
             watched,
             lifetimes,
-            credentials: None,
+            ..Self::default()
         };
         Ok((trust, read))
     }

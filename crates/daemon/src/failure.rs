@@ -18,7 +18,7 @@ use ssntp_transport::{printable, printable_json};
 pub enum Failure {
     /// The command could not do its work: exit code 1.
     Failed(String),
-    /// Every server refuses this client with its certificate: exit code 1.
+    /// Every server refuses this client with its certificate or token: exit code 1.
     Refused(String),
     /// The command line, or a file that it names, is wrong: exit code 2.
     Usage(String),

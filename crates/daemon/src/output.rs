@@ -6,8 +6,9 @@ use std::io::{self, BufWriter, StdoutLock, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use crossbeam_channel::{Receiver, bounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
+use ssntp_transport::threads;
 pub use ssntp_transport::{printable, printable_json};
 
 use crate::failure::Failure;
@@ -101,6 +102,24 @@ pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
 /// Prints a JSON value in one line, and flushes it.
 pub fn print_json(value: impl Display) -> Result<(), Failure> {
     print_line(printable_json(&value.to_string()))
+}
+
+/// Prints each message of a channel on a thread of its own, because the reader of the output may pause, and
+/// the main thread must not. The channel that it returns has the failure that ended the printing, and is
+/// disconnected with `messages`. The thread is never joined.
+pub fn print_apart<T: Send + 'static>(
+    messages: Receiver<T>,
+    mut print: impl FnMut(T) -> Result<(), Failure> + Send + 'static,
+) -> Result<Receiver<Failure>, Failure> {
+    let (failed, failure) = bounded(1);
+    let printing = move || {
+        if let Some(why) = messages.iter().find_map(|message| print(message).err()) {
+            // If the receiver is gone, the caller goes on without printing.
+            let _ = failed.send(why);
+        }
+    };
+    threads::spawn("ssntp-stdout", printing).map_err(Failure::thread)?;
+    Ok(failure)
 }
 
 /// The number of characters in a line of the terminal, and of its lines; `None` if the

@@ -138,12 +138,12 @@ impl ServiceManager {
     }
 
     /// Reports that the daemon waits before it ends, with the reason. To be called every two seconds,
-    /// because it also sends WATCHDOG.
-    pub fn rests(&mut self, why: &str) {
+    /// because it also sends WATCHDOG, and extends the time in which the daemon must be ready.
+    pub fn waits_before_end(&mut self, why: &str) {
         self.end_of_pulse.take();
         if let Some(notices) = &self.notices {
             let status = notices.status(|status| why.clone_into(&mut status.work));
-            notices.notify(&format!("WATCHDOG=1\n{status}"));
+            notices.notify(&format!("WATCHDOG=1\nEXTEND_TIMEOUT_USEC=10000000\n{status}"));
         }
     }
 

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::port::HeldPort;
 
 /// The time limit for a member to answer. Longer than [`LIMIT`](crate::LIMIT), because each of several
@@ -149,6 +151,12 @@ impl EtcdProcess {
             let _ = stream.read_to_string(&mut answer);
         }
         answer
+    }
+
+    /// Stops a member, which then accepts connections and does not answer.
+    pub fn pause(&self, at: usize) {
+        let child = self.members[at].child.as_ref().unwrap();
+        kill_process(Pid::from_child(child), Signal::STOP).unwrap();
     }
 
     /// Kills a member at once.

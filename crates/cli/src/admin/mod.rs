@@ -108,8 +108,10 @@ impl AdminArgs {
         let mut config = AdminConfig::new(address.clone())
             .roles(self.admin_role.unwrap_or(roles))
             .for_group(self.admin_group);
+        // Without TLS the pages' own authority is not read, now or later.
+        let ca = self.admin_ca.clone().filter(|_| credentials.is_some());
         if let Some((identity, trust)) = credentials {
-            let own = self.admin_ca.as_ref().map(Trust::load).transpose()?;
+            let own = ca.as_ref().map(Trust::load).transpose()?;
             config = config.tls(identity, own.unwrap_or(trust));
         }
         let began = now();
@@ -128,7 +130,6 @@ impl AdminArgs {
             Ok(snapshot)
         };
         let admin = Admin::start(config, source).map_err(|e| Failure::new(format!("--admin: {e}")))?;
-        let ca = self.admin_ca.clone();
         Ok(Pages { admin, notes, ca })
     }
 }

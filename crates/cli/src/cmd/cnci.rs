@@ -89,6 +89,7 @@ impl Args {
         for (key, _) in is_there.iter().filter(|(_, is_there)| !is_there) {
             problems.of(key, Some(Err::<(), _>(Failure::new("it is needed"))));
         }
+        problems.of("join", Some(self.join.check(self.state.as_deref())));
         self.admin.problems(&mut problems);
         problems
     }
@@ -103,7 +104,8 @@ fn serve(mut args: Args, settings: Settings) -> Result<(), Failure> {
     let mut daemon = Daemon::install(settings)?;
     let joined = args
         .connection
-        .join(&args.join, args.state.as_deref(), Role::CNCIAGENT)?;
+        .join(&args.join, args.state.as_deref(), Role::CNCIAGENT);
+    let joined = daemon.unless_refused(joined, args.state.iter().cloned().collect())?;
     let connection = &args.connection;
     let (client, Renewal { files, read, .. }) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     // The cluster knows a concentrator by the UUID of its instance, so a random UUID would be

@@ -1,16 +1,19 @@
 //! `ssntp config`: checks, shows and writes settings files of daemons.
 
+use std::any::TypeId;
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command, FromArgMatches, Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use ssntp::pki::JoinToken;
 
 use super::table::{Columns, list, wrapped};
 use super::{cnci, controller, opflex, scheduler, server};
 use crate::admin::AgentArgs;
 use crate::failure::Failure;
+use crate::logging;
 use crate::output::{Output, even_unread, print_json, print_line, print_text, printable};
 use crate::settings::{
     self, Flags, Problem, Problems, Read, Refused, Setting, choices, is_repeated, is_switch,
@@ -226,16 +229,12 @@ fn problems_of(
         Err(refused @ Refused::Words(_)) => return Err(refused.failure()),
     };
     if let Some((matches, settings)) = read {
-        found.extend(
-            daemon
-                .problems(&matches)?
-                .found()
-                .into_iter()
-                .map(|(key, why)| Problem {
-                    at: settings.position(key),
-                    what: format!("{key}: {why}"),
-                }),
-        );
+        let mut of_daemon = daemon.problems(&matches)?;
+        of_daemon.of(settings::LOG, settings.value(settings::LOG).map(logging::check));
+        found.extend(of_daemon.found().into_iter().map(|(key, why)| Problem {
+            at: settings.position(key),
+            what: format!("{key}: {why}"),
+        }));
     }
     found.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
     Ok(found)
@@ -244,10 +243,20 @@ fn problems_of(
 fn show(command: &Command, args: &ShowSettings) -> Result<(), Failure> {
     let read = args.daemon.read(command, args.file.as_deref(), &args.more);
     let (_, settings) = read.map_err(|refused| refused.failure())?;
-    if !args.json {
-        return print_line(list(SETTINGS, &(), settings.values().iter()));
+    let flags = Flags::of(command, args.daemon.words());
+    // A token holds a secret, and the user may paste the output into a report.
+    let is_secret = |key: &str| {
+        let arg = flags.as_ref().and_then(|flags| flags.named(key));
+        arg.is_some_and(|arg| arg.get_value_parser().type_id() == TypeId::of::<JoinToken>())
+    };
+    let mut settings = settings.values().to_vec();
+    for setting in settings.iter_mut().filter(|setting| is_secret(&setting.key)) {
+        setting.values = vec!["(set)".to_owned()];
     }
-    let values = settings.values().iter().map(|setting| {
+    if !args.json {
+        return print_line(list(SETTINGS, &(), settings.iter()));
+    }
+    let values = settings.iter().map(|setting| {
         let value = json!({"values": setting.values, "origin": setting.origin.to_string()});
         (setting.key.clone(), value)
     });

@@ -20,14 +20,19 @@ use crate::connection::to_dial;
 use crate::context::address;
 use crate::credentials::{CredentialFiles, FilesRead, Lifetime};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, ended, on};
+use crate::daemon::{Daemon, Next, Presence, on, server_stopped};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::seconds::{Seconds, age};
 use crate::settings::{ConfigFile, Problems, Settings};
 
-/// The shortest lifetime of a certificate of a node, which has to renew it before its end.
-const SHORTEST_LIFETIME: Duration = Duration::from_secs(60);
+/// Reads the lifetime of a certificate of a node, which has to renew it before its end.
+fn node_lifetime(text: &str) -> Result<Duration, &'static str> {
+    match age(text)? {
+        short if short < Duration::from_secs(60) => Err("a certificate lasts a minute or more"),
+        lifetime => Ok(lifetime),
+    }
+}
 
 /// The time for which a node's STATS may omit a workload that the node was given.
 // Twice the interval at which agents send STATS by default.
@@ -64,10 +69,10 @@ pub(crate) struct Args {
     state: Option<PathBuf>,
     /// Let nodes join with tokens: the issuer of `ssntp cluster init`, which signs their
     /// certificates. Tokens and certificates are kept in --state, or shared by --join
-    #[arg(long, value_name = "FILE", group = "enrols")]
+    #[arg(long, value_name = "FILE")]
     issuer: Option<PathBuf>,
     /// The lifetime of the certificates of nodes, for example 8h or 30d; nodes renew them by themselves
-    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = age)]
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = node_lifetime)]
     node_lifetime: Duration,
     /// Let no node join, even with --issuer
     #[arg(long)]
@@ -117,32 +122,17 @@ impl Args {
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         let CredentialFiles { cert, key, ca, crl } = &self.files;
-        problems.credentials(Some(cert), key.as_ref(), Some(ca), crl, Role::SCHEDULER);
+        let trust = problems.credentials(Some(cert), key.as_ref(), Some(ca), crl, Role::SCHEDULER);
+        problems.of("issuer", trust.map(|trust| self.issuer(&trust)));
         // The scheduler creates the file if it does not exist.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
-        let issuer = self.issuer.as_ref();
-        problems.of(
-            "issuer",
-            issuer.map(|path| Issuer::load(path).map_err(Failure::from)),
-        );
         self.join
             .problems(&mut problems, &self.listen, self.advertise.as_ref());
         self.admin.problems(&mut problems);
         problems
     }
-}
 
-/// The issuer in this file, which is watched from now on.
-fn read_issuer(path: Option<&PathBuf>) -> Result<(Option<Issuer>, FilesRead), Failure> {
-    let mut read = FilesRead::default().and(path.cloned());
-    let issuer = path.map(Issuer::load).transpose()?;
-    let lifetime = |(issuer, path): (&Issuer, &PathBuf)| Lifetime::of_issuer(issuer.info(), path);
-    read.lifetimes.extend(issuer.iter().zip(path).map(lifetime));
-    Ok((issuer, read))
-}
-
-impl Args {
     /// The store of tokens and certificates. Also a scheduler that lets no node join refuses those that are
     /// revoked.
     fn records(&self) -> Result<Option<Enrolments>, Failure> {
@@ -154,16 +144,24 @@ impl Args {
         }
     }
 
-    /// What lets nodes join with this issuer.
-    fn enrolment(&self, issuer: Issuer, records: Option<&Enrolments>) -> Result<Enrolment, Failure> {
-        let none = || Failure::usage("--issuer needs --state, where the tokens are kept, or --join");
-        let records = records.ok_or_else(none)?;
-        if self.node_lifetime < SHORTEST_LIFETIME {
-            return Err(Failure::usage(
-                "--node-lifetime: a certificate lasts a minute or more",
-            ));
+    /// The issuer that lets nodes join, unless --no-join is given. Its file is watched from now on, and an authority
+    /// of this trust must have issued it.
+    fn issuer(&self, trust: &Trust) -> Result<(Option<Issuer>, FilesRead), Failure> {
+        let Some(path) = self.issuer.as_ref().filter(|_| !self.no_join) else {
+            return Ok(Default::default());
+        };
+        if self.state.is_none() && !self.join.is_given() {
+            let why = "--issuer needs --state, where the tokens are kept, or --join";
+            return Err(Failure::usage(why));
         }
-        Ok(Enrolment::new(issuer, records.clone()).lifetime(self.node_lifetime))
+        let mut read = FilesRead::default().and(Some(path.clone()));
+        let issuer = Issuer::load(path)?;
+        if trust.authority_of(issuer.info()).is_none() {
+            let unknown = ServerError::Issuer(issuer.info().subject.clone());
+            return Err(Failure::at(path, unknown));
+        }
+        read.lifetimes.push(Lifetime::of_issuer(issuer.info(), path));
+        Ok((Some(issuer), read))
     }
 }
 
@@ -175,13 +173,13 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .start_time(QUIET, args.start_limit.into())
         .given(args.config.as_ref(), SchedulerConfig::configuration_file)
         .given(args.state.as_ref(), SchedulerConfig::state);
-    let issuer_file = args.issuer.clone().filter(|_| !args.no_join);
-    let (issuer, of_issuer) = read_issuer(issuer_file.as_ref())?;
-    let records = args.records()?;
-    let enrolment = issuer.map(|issuer| args.enrolment(issuer, records.as_ref()));
-    let enrolment = enrolment.transpose()?;
-    let config = config.given(records.clone(), SchedulerConfig::enrolments);
     let (identity, trust, read) = args.files.read_as(Role::SCHEDULER)?;
+    let records = args.records()?;
+    let (issuer, of_issuer) = args.issuer(&trust)?;
+    let enrolment = issuer
+        .zip(records.as_ref())
+        .map(|(issuer, records)| Enrolment::new(issuer, records.clone()).lifetime(args.node_lifetime));
+    let config = config.given(records.clone(), SchedulerConfig::enrolments);
     // Certificates that operators revoke are refused beside those of --crl.
     let refusing = |trust: &Trust| {
         let records = records.as_ref();
@@ -227,29 +225,25 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         status: Box::new(move || sessions(&handle)),
         reloaded: &["ca", "cert", "crl", "crl-strict", "key"],
     };
-    let (mut files, join) = (args.files, args.join);
+    let mut files = args.files.clone();
     // The scheduler itself writes the cluster's configuration, so that file is not read again.
-    let reload = |args: Option<Args>| {
-        let new = args.map_or_else(|| files.clone(), |args| args.files);
-        let (shown, of_engine) = join.read()?;
-        let (issuer, of_issuer) = read_issuer(issuer_file.as_ref())?;
-        let read = new.renew(|identity, trust| {
-            server.renew(identity, &refusing(trust)).map(drop)?;
-            credentials.replace((identity.clone(), trust.clone()));
-            Ok::<_, ServerError>(())
-        })?;
+    let reload = |new: Option<Args>| {
+        let new = new.map_or_else(|| files.clone(), |new| new.files);
+        let (shown, of_engine) = args.join.read()?;
+        let (identity, trust, read) = new.read()?;
+        let (issuer, of_issuer) = args.issuer(&trust)?;
+        // The last step that can fail: the issuer fits the new authorities.
+        let renewed = server.renew(&identity, &refusing(&trust));
+        renewed.map_err(|why| Failure::at(&new.cert, why))?;
+        credentials.replace((identity, trust));
         if let Some(renewal) = &renewal {
             renewal.renew(shown);
         }
-        if let (Some(issuer), Some(path)) = (issuer, &issuer_file) {
-            server
-                .renew_issuer(issuer)
-                .map_err(|why| Failure::at(path, why))?;
-        }
+        issuer.map(|issuer| server.renew_issuer(issuer)).transpose()?;
         files = new;
         Ok(read.with(of_engine).with(of_issuer))
     };
-    let mut arms = vec![ended(&server)];
+    let mut arms = vec![server_stopped(&server)];
     arms.extend(records.as_ref().map(|records| {
         on(records.changes(), |_| {
             let (identity, trust) = &*credentials.borrow();
@@ -260,36 +254,49 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         })
     }));
     let mut result = daemon.run(presence, read.with(of_engine).with(of_issuer), reload, arms);
-    // The lease is given back first, so that another scheduler leads while the clients leave.
-    membership.take();
     if result.is_ok() {
-        result = daemon.drain(&server, args.admission.drain());
+        // The lease is given back first, so that another scheduler leads while the clients leave.
+        result = daemon.drain(&server, args.admission.drain(), || drop(membership.take()));
     }
+    drop(membership);
     server.stop();
     result
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use ssntp::pki::{Authority, AuthorityRequest};
 
     use super::*;
 
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
     #[test]
-    fn a_renewed_issuer_is_read_again_and_its_end_is_known() {
+    fn a_renewed_issuer_is_read_again_and_one_of_another_authority_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         let path = directory.path().join("issuer.pem");
+        let words = "scheduler --listen :0 --ca ca --cert cert --state state --issuer";
+        let words = words.split(' ').chain([path.to_str().unwrap()]);
+        let args = Line::try_parse_from(words).unwrap().args;
+        let trust = authority.trust();
         let mut ends = [10, 20].map(|days| {
             let issuer = authority.issuer("issuer", Role::AGENT, days).unwrap();
             issuer.save(&path).unwrap();
-            let (read, files) = read_issuer(Some(&path)).unwrap();
+            let (read, files) = args.issuer(&trust).unwrap();
             assert_eq!(files.lifetimes[0].end, read.unwrap().info().not_after);
             files
         });
         assert!(ends[0].lifetimes[0].end < ends[1].lifetimes[0].end);
         let before = &mut ends[0].watched;
         assert!(!before.have_changed() && before.have_changed());
-        assert!(read_issuer(None).unwrap().0.is_none());
+        let other = Authority::new(&AuthorityRequest::default()).unwrap();
+        let refused = args.issuer(&other.trust()).unwrap_err();
+        assert!(refused.to_string().contains("issuer.pem: "), "{refused}");
     }
 }

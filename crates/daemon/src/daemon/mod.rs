@@ -10,8 +10,9 @@
 //!  ready, reloaded, stopping ─▶ the service manager and the pages of --admin
 //! ```
 //!
-//! The loop blocks only on its channels and on the disk. If a file system hangs, no file is
-//! read again, but the daemon's own threads continue.
+//! The loop blocks only on its channels, and on the disk: if a file system hangs, no file is read again,
+//! but the daemon's own threads continue. What a daemon prints later than its first lines, it prints on a
+//! thread of its own, because the reader of the output may pause.
 //!
 //! | file | holds |
 //! |---|---|
@@ -21,6 +22,7 @@ mod arm;
 
 use std::ffi::c_int;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::FromArgMatches;
@@ -50,9 +52,14 @@ use ssntp_transport::wall_clock;
 const CHECKS_TO_RETRY: u32 = 30;
 
 /// An arm that ends the daemon when its server stops by itself, for example because an operator
-/// drains it.
-pub fn ended<'a>(server: &Server) -> Box<dyn Arm + 'a> {
-    on(server.stopping().clone(), |_| Ok(Next::End))
+/// drains it. If the server's dispatcher has panicked, the daemon fails.
+pub fn server_stopped<'a>(server: &Server) -> Box<dyn Arm + 'a> {
+    let handle = server.handle();
+    // The dispatcher of a server that stops in order answers until the server is dropped.
+    on(server.stopping().clone(), move |_| match handle.with(|_| ()) {
+        Ok(()) => Ok(Next::End),
+        Err(_) => Err(Failure::new("the server has panicked; the log says why")),
+    })
 }
 
 /// The function with which a daemon reads all its files and then applies what they hold. Its
@@ -230,7 +237,7 @@ impl Daemon {
         self.manager.ready(presence.status);
         let served = self.serve(read, reload, arms);
         match served {
-            Err(Failure::Refused(why)) if self.rest(&why) => {}
+            Err(Failure::Refused(why)) if self.waits_before_end(&why) => {}
             other => other?,
         }
         self.manager.stopping();
@@ -240,17 +247,37 @@ impl Daemon {
         Ok(())
     }
 
+    /// The result of a step before [`run`](Self::run). If every server refuses the client, this delays its end as
+    /// `run` does: until these files or the settings file change, a minute at most.
+    ///
+    /// # Errors
+    /// That of the step; one without a message if a signal has ended the delay.
+    pub fn unless_refused<T>(
+        &mut self,
+        tried: Result<T, Failure>,
+        files: Vec<PathBuf>,
+    ) -> Result<T, Failure> {
+        let Err(Failure::Refused(why)) = &tried else {
+            return tried;
+        };
+        self.watched = Watched::of(files).and(self.settings.file());
+        if self.waits_before_end(why) {
+            return Err(Failure::Silent(0));
+        }
+        tried
+    }
+
     /// Delays the end of a client that every server refuses, because a service manager would
     /// start it again at once. The delay ends when the client's files change, since a server may
     /// admit the new certificate, and after a minute at most, since the server's files may have
     /// been wrong. Returns true if a signal ended the delay.
-    fn rest(&mut self, why: &str) -> bool {
+    fn waits_before_end(&mut self, why: &str) -> bool {
         if !self.manager.receives_notices() {
             return false;
         }
         log::error!("{why}; this process ends when its files change, or in a minute");
         for _ in 0..CHECKS_TO_RETRY {
-            self.manager.rests(why);
+            self.manager.waits_before_end(why);
             crossbeam_channel::select! {
                 recv(self.stop.channel()) -> _ => return true,
                 recv(self.checks) -> _ => if self.watched.have_changed() {
@@ -261,16 +288,21 @@ impl Daemon {
         false
     }
 
-    /// Asks the clients of a server to leave before the server stops. Blocks until the clients
-    /// have left, until the server's limit for that has passed, or until a further signal.
+    /// Leaves the server's cluster, and then asks the clients to leave before the server stops. Blocks while
+    /// `leave` does, and until the clients have left, until the server's limit for that has passed, or until a
+    /// further signal.
     ///
     /// # Errors
     /// Signals cannot be handled.
-    pub fn drain(&mut self, server: &Server, within: Duration) -> Result<(), Failure> {
-        if !within.is_zero() && server.handle().drain(within).is_ok() {
-            // The present `Stop` has received a signal, and would end the process by force.
+    pub fn drain(&mut self, server: &Server, within: Duration, leave: impl FnOnce()) -> Result<(), Failure> {
+        if !within.is_zero() {
+            // The present `Stop` has received a signal, and would end the process by force, also while the
+            // cluster's engine does not answer.
             self.stop = Stop::install()?;
             self.manager.stops_within(within);
+        }
+        leave();
+        if !within.is_zero() && server.handle().drain(within).is_ok() {
             crossbeam_channel::select! {
                 recv(server.stopping()) -> _ => {}
                 recv(self.stop.channel()) -> _ => {}
@@ -390,7 +422,9 @@ impl Daemon {
         }
         if let Some(settings) = settings {
             logging::select(settings.value(settings::LOG));
-            self.settings.take(settings, self.reloaded);
+            let taken = self.reloaded.iter().copied();
+            let taken: Vec<_> = taken.filter(|key| !read.waiting.contains(key)).collect();
+            self.settings.take(settings, &taken);
         }
         self.expect(read.with(others));
         Ok(())
@@ -476,6 +510,31 @@ mod tests {
         assert_eq!(daemon.failing, None);
         daemon.hang_up(&mut reload);
         assert_eq!(reloads.get(), 4, "a signal reloads even if no file has changed");
+    }
+
+    /// A message of a panic that panics when it is dropped, which no server can catch.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
+
+    #[test]
+    fn a_daemon_ends_with_its_server_and_fails_if_the_server_has_panicked() {
+        let serve = |end: fn(&Server)| {
+            let kit = ssntp::testkit::Testkit::new().unwrap();
+            let server = Server::start(kit.server_config().unwrap(), ()).unwrap();
+            end(&server);
+            let mut daemon = Daemon::install_for_trying().unwrap();
+            let reload = |_: Option<NoArgs>| Ok(FilesRead::default());
+            daemon.serve(FilesRead::default(), reload, vec![server_stopped(&server)])
+        };
+        serve(|server| server.handle().stop()).unwrap();
+        let panics = |server: &Server| server.handle().post(|_| std::panic::panic_any(Bomb)).unwrap();
+        let failure = serve(panics).unwrap_err();
+        assert_eq!(failure.plain(), Some("the server has panicked; the log says why"));
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Flags {
         all.filter_map(|arg| Some((arg.get_long()?, arg)))
     }
 
-    pub(super) fn named(&self, key: &str) -> Option<&Arg> {
+    pub fn named(&self, key: &str) -> Option<&Arg> {
         self.all().find_map(|(name, arg)| (name == key).then_some(arg))
     }
 

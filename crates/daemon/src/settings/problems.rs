@@ -26,7 +26,7 @@ impl Problems {
     }
 
     /// Reads the certificate, which must hold one of these roles, the authority and the
-    /// revocation lists.
+    /// revocation lists. Returns the authorities, without their lists.
     pub fn credentials(
         &mut self,
         cert: Option<&PathBuf>,
@@ -34,7 +34,7 @@ impl Problems {
         ca: Option<&PathBuf>,
         crl: &CrlArgs,
         roles: Role,
-    ) {
+    ) -> Option<Trust> {
         let check = |path: &PathBuf| {
             let held = identity(path, key.map(PathBuf::as_path))?.roles();
             if held.intersects(roles) {
@@ -44,11 +44,12 @@ impl Problems {
             }
         };
         self.of("cert", cert.map(check));
-        let Some(ca) = ca else { return };
+        let ca = ca?;
         // The authority is read alone first, so that its faults are not reported for the lists.
-        match Trust::load(ca) {
-            Ok(_) => self.of("crl", Some(crl.trust(ca))),
-            Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),
-        }
+        let trust = Trust::load(ca);
+        self.of("crl", trust.is_ok().then(|| crl.trust(ca)));
+        let alone = trust.as_ref().ok().cloned();
+        self.of("ca", Some(trust.map_err(Failure::from)));
+        alone
     }
 }

@@ -19,9 +19,9 @@ use super::timers::TimerArgs;
 use super::tls::ClientTls;
 use crate::connection::to_dial;
 use crate::credentials::FilesRead;
-use crate::daemon::{Daemon, Next, on};
+use crate::daemon::{Daemon, on};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, print_apart, printable};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems};
 use crate::signals::Stop;
@@ -274,12 +274,16 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let references: Result<Vec<Reference>, _> = references.collect();
     let references = references.map_err(Failure::new)?;
     let result = if stays {
-        let events = on(element.events().clone(), |event: Option<ElementEvent>| {
-            let event = event.ok_or_else(|| Failure::new("the element has ended"))?;
-            if args.watch {
-                print_event(&event, args.json)?;
+        let (watch, as_json) = (args.watch, args.json);
+        let printing = print_apart(element.events().clone(), move |event: ElementEvent| {
+            if watch {
+                print_event(&event, as_json)
+            } else {
+                Ok(())
             }
-            Ok(Next::Continue)
+        });
+        let events = on(printing?, |why| {
+            Err(why.unwrap_or_else(|| Failure::new("the element has ended")))
         });
         let reload = |_: Option<Args>| {
             let (connector, read) = args.tls.read()?;

@@ -2,7 +2,7 @@
 //! many sessions received a frame, and prints frames.
 //!
 //! ```text
-//!  dispatcher ── Application ── Shown ─▶ 1,024 frames ─▶ main thread ─▶ standard output
+//!  dispatcher ── Application ── Shown ─▶ 1,024 frames ─▶ a thread ─▶ standard output
 //!                                        │ full: dropped and counted
 //! ```
 

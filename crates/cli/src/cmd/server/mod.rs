@@ -8,9 +8,11 @@
 mod dev;
 mod forwarding;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
@@ -30,10 +32,11 @@ use crate::connection::to_dial;
 use crate::context::address;
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, ended, on};
+use crate::daemon::{Daemon, Next, Presence, on, server_stopped};
 use crate::failure::Failure;
 use crate::input;
 use crate::join::{self, JoinArgs};
+use crate::output::print_apart;
 use crate::receipt::{RECEIVERS, with_receipts};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
@@ -241,11 +244,18 @@ impl Args {
         Ok(filter.action(self.filter_action))
     }
 
+    /// Checks that only this host reaches a server with --dev.
+    fn check_listen(&self) -> Result<(), Failure> {
+        let mut listen = self.listen.iter().filter(|_| self.dev);
+        listen.try_for_each(dev::check_local)
+    }
+
     /// Errors that can be found without starting the server.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         let (cert, key, ca) = (self.cert.as_ref(), self.key.as_ref(), self.ca.as_ref());
         problems.credentials(cert, key, ca, &self.crl, ROLES);
+        problems.of("listen", Some(self.check_listen()));
         problems.of("config", self.configuration(self.max_payload).transpose());
         // Both flags below name frames of --application, so its fault would be reported three times.
         match self.applications.operands() {
@@ -269,9 +279,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         Daemon::install(settings)?
     };
     // Checked before the server listens and before any file is made.
-    for address in args.listen.iter().filter(|_| args.dev) {
-        dev::check_local(address)?;
-    }
+    args.check_listen()?;
     let rules = args.rules()?;
     let dev = args.dev.then(Dev::prepare).transpose()?;
     // The state of the file is noted before the configuration is read, so that a change that
@@ -314,7 +322,6 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let engine = args.join.engine(credentials);
     let renewal = engine.as_ref().map(Etcd::renewal);
     let server = Server::start(config, application)?;
-    // Dropped before the server, so that the other members know at once that it leaves.
     let membership = engine.map(|engine| join::link(&server, engine, args.advertise.as_ref()));
     let membership = membership.transpose()?.map(Arc::new);
     let _ = cluster.set(join::weak(membership.as_ref()));
@@ -339,19 +346,26 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         server: &server,
         args: &args,
         operands,
+        is_configured: Cell::new(args.config.is_some()),
         renewal,
     };
-    let mut is_read = true;
-    let mut arms = vec![
-        ended(&server),
-        on(show, |frame: Option<forwarding::Shown>| {
+    let mut arms = vec![server_stopped(&server)];
+    let (mut show, operands) = (
+        Some(show).filter(|_| args.show || args.dev),
+        running.operands.clone(),
+    );
+    let as_json = args.json;
+    // This comes at once, when the loop begins: the first lines are printed then.
+    arms.push(on(crossbeam_channel::after(Duration::ZERO), move |_| {
+        if let Some(show) = show.take() {
+            let operands = operands.clone();
             // If the reader of the output is gone, the server continues without printing.
-            if let Some(frame) = frame.filter(|_| is_read) {
-                is_read = frame.print(&running.operands, args.json).is_ok();
-            }
-            Ok(Next::Continue)
-        }),
-    ];
+            print_apart(show, move |frame: forwarding::Shown| {
+                frame.print(&operands, as_json)
+            })?;
+        }
+        Ok(Next::Continue)
+    }));
     if args.until_stdin_ends {
         let ended = input::on_a_thread(|_: &Sender<()>| {
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -360,7 +374,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     let read = read.with(of_engine);
     daemon.run(presence, read, |new| running.reload(new), arms)?;
-    daemon.drain(&server, args.admission.drain())?;
+    // The other members know at once that this server leaves.
+    daemon.drain(&server, args.admission.drain(), || drop(membership))?;
     server.stop();
     Ok(())
 }
@@ -429,6 +444,8 @@ struct Running<'a> {
     server: &'a Server,
     args: &'a Args,
     operands: Operands,
+    /// True if the server has had a file of --config, which only a restart removes.
+    is_configured: Cell<bool>,
     /// Renews the credentials for the etcd of `--join`.
     renewal: Option<EtcdRenewal>,
 }
@@ -437,20 +454,21 @@ impl Running<'_> {
     fn reload(&self, new: Option<Args>) -> Result<FilesRead, Failure> {
         // All files are read before the server is changed.
         let args = new.as_ref().unwrap_or(self.args);
-        if self.args.config.is_some() && args.config.is_none() {
-            return Err(Failure::new("config: only a restart removes the configuration"));
-        }
+        let mut waiting = Vec::new();
         let configuration_file = args.watched();
         // A reload does not change --max-payload.
         let configuration = args.configuration(self.args.max_payload)?;
-        let rules = new.as_ref().map(Args::rules).transpose()?;
+        if configuration.is_none() && self.is_configured.get() {
+            waiting.push("config");
+        }
+        let mut rules = new.as_ref().map(Args::rules).transpose()?;
         let filter = args.filter()?;
         let is_unknown = |kind: &FrameKind| kind.is_application() && !self.operands.contains(*kind);
         let forwards = OperandRole::kinds(&args.forwards, &args.applications.operands()?)?;
-        if let Some((kind, _)) = forwards.iter().find(|(kind, _)| is_unknown(kind)) {
-            return Err(Failure::new(format!(
-                "forward: {kind} is an operand of --application, which only a restart changes"
-            )));
+        // A reload does not change --application.
+        if forwards.iter().any(|(kind, _)| is_unknown(kind)) {
+            rules = None;
+            waiting.push("forward");
         }
         let (credentials, of_engine) = self.args.join.read()?;
         let renew = |files: CredentialFiles| {
@@ -458,18 +476,20 @@ impl Running<'_> {
         };
         let mut read = args.files().map(renew).transpose()?.unwrap_or_default();
         read.watched = read.watched.with(configuration_file);
+        read.waiting = waiting;
         if let Some(renewal) = &self.renewal {
             renewal.renew(credentials);
         }
-        if let Some(rules) = rules {
+        if new.is_some() {
             self.server.handle().with(move |cx| {
-                cx.set_rules(rules)?;
+                rules.map_or(Ok(()), |rules| cx.set_rules(rules))?;
                 cx.set_filter(filter);
                 Ok::<_, RuleError>(())
             })??;
         }
         if let Some(yaml) = configuration {
             self.take_configuration(yaml)?;
+            self.is_configured.set(true);
         }
         Ok(read.with(of_engine))
     }

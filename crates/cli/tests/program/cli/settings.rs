@@ -1,6 +1,7 @@
 //! Settings files of daemons, the formats of their log, and traces of other programs.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
@@ -171,6 +172,12 @@ fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
     let cnci = "connect: localhost:1\nca: certs/ca.pem\ntenant: 00000000-0000-4000-8000-000000000000\n\
                 ip: 192.0.2.1\n";
     let server = "listen: ['127.0.0.1:0']\nca: certs/ca.pem\ncert: certs/server.pem\n";
+    let scheduler = "listen: ['127.0.0.1:0']\nca: certs/ca.pem\ncert: certs/scheduler.pem\n";
+    for dir in ["certs", "others"] {
+        user.run(&["cert", "ca", "--dir", dir]);
+        user.done(&["cert", "issuer", "--dir", dir]);
+    }
+    let key = "A".repeat(43);
     let everywhere =
         "listen: [':0']\nca: certs/ca.pem\ncert: certs/scheduler.pem\njoin: etcd://localhost:1\n";
     let opflex = "listen: ['127.0.0.1:0']\ntls-cert: certs/server.pem\nadmin: '127.0.0.1:0'\n\
@@ -191,6 +198,26 @@ fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
             "agent",
             format!("{agent}users: [root]\nafter-evacuation: nothing-in-path\n"),
             &["file:6:1: after-evacuation: nothing-in-path: it is not a program"],
+        ),
+        (
+            "agent",
+            format!(
+                "join: 'ssntp://localhost:1/?ca={key}&id=x&secret={key}'\nnetwork: none\nunderlay: eth1\n"
+            ),
+            &[
+                "file:1:1: join: --join needs --state, where the certificate is kept",
+                "file:2:1: network: --underlay needs --network tenants",
+            ],
+        ),
+        (
+            "agent",
+            "connect: localhost:1\ncert: certs/agent.pem\n".into(),
+            &["file: ca: --ca is needed: "],
+        ),
+        (
+            "server",
+            "dev: true\nlisten: [':0']\n".into(),
+            &["file:2:1: listen: "],
         ),
         (
             "cnci",
@@ -237,30 +264,61 @@ fn a_check_finds_the_faults_with_which_the_daemon_does_not_start() {
             format!("{opflex}tls-ca: certs/ca.pem\n"),
             &["file:4:1: admin-ca: none.pem: "],
         ),
+        (
+            "scheduler",
+            format!("{scheduler}issuer: certs/issuer.pem\nnode-lifetime: 10s\n"),
+            &[
+                "file:4:1: issuer: --issuer needs --state, where the tokens are kept, or --join",
+                "file:5:16: node-lifetime: \"10s\": a certificate lasts a minute or more",
+            ],
+        ),
+        (
+            "scheduler",
+            format!("{scheduler}state: state\nissuer: others/issuer.pem\n"),
+            &["file:5:1: issuer: others/issuer.pem: the issuer CN="],
+        ),
+        (
+            "server",
+            format!("{server}log: warning,ssntp::audit=info\nconfig: none.yaml\n"),
+            &[
+                "file:4:1: log: a part of the filter of the log is ignored, because it is neither LEVEL nor \
+                 TARGET=LEVEL: warning",
+                "file:5:1: config: none.yaml: ",
+            ],
+        ),
         // Without an authority for clients, the pages do not use theirs.
         ("opflex", opflex.into(), &[]),
+        (
+            "scheduler",
+            format!("{scheduler}state: state\nissuer: none.pem\nno-join: true\n"),
+            &[],
+        ),
         ("server", server.replace("server.pem", "scheduler.pem"), &[]),
     ] {
         write(&user, "file", &text);
         let output = user.run(&["config", "check", daemon, "file"]);
         let found = String::from_utf8(output.stdout).unwrap();
+        let command = match daemon {
+            "opflex" => &["opflex", "serve"][..],
+            _ => &[daemon],
+        };
+        let command = [command, &["--config-file", "file"]].concat();
         match problems {
-            [] => assert_eq!(found, "file: OK\n"),
+            [] => {
+                assert_eq!(found, "file: OK\n");
+                let running = user.start(&command);
+                running.line("listening at ");
+                running.end_by(Signal::TERM);
+            }
             problems => {
                 assert_eq!(found.lines().count(), problems.len(), "{found}");
                 let all = found.lines().zip(problems);
                 all.for_each(|(line, begin)| assert!(line.starts_with(begin), "{line}"));
-                let command = match daemon {
-                    "opflex" => &["opflex", "serve"][..],
-                    _ => &[daemon],
-                };
-                let output = user.run(&[command, &["--config-file", "file"]].concat());
+                let output = user.run(&command);
                 assert_ne!(output.status.code(), Some(0), "{daemon}: {text}");
             }
         }
     }
-    let running = user.start(&["server", "--config-file", "file"]);
-    running.line("listening at ");
 }
 
 #[test]
@@ -312,11 +370,10 @@ fn an_empty_variable_counts_as_not_set() {
 #[test]
 fn a_flag_overrides_the_environment_and_both_override_the_file() {
     let user = user();
-    write(
-        &user,
-        "agent.yaml",
-        "connect: [one:1, two:2]\nca: file.pem\ncert: file.pem\nmem: 1\ndisk: 2\nemulation: true\njson: false\n",
-    );
+    let secret = "A".repeat(43);
+    let token = format!("join: 'ssntp://localhost:1/?ca={secret}&id=x&secret={secret}'\n");
+    let text = "connect: [one:1, two:2]\nca: file.pem\ncert: file.pem\nmem: 1\ndisk: 2\nemulation: true\njson: false\n";
+    write(&user, "agent.yaml", &format!("{text}{token}"));
     let mut command = user.command(&["config", "show", "agent", "agent.yaml", "--json", "--"]);
     command.args(["--mem", "7"]).env("SSNTP_CERT", "environment.pem");
     let output = command.output().unwrap();
@@ -329,6 +386,7 @@ fn a_flag_overrides_the_environment_and_both_override_the_file() {
         ("disk", &["2"], "file:5:1"),
         ("emulation", &["true"], "file:6:1"),
         ("json", &["false"], "default"),
+        ("join", &["(set)"], "file:8:1"),
         ("interval", &["30"], "default"),
     ] {
         let setting = &shown[key];
@@ -339,7 +397,8 @@ fn a_flag_overrides_the_environment_and_both_override_the_file() {
     assert!(
         people
             .lines()
-            .any(|line| line.split_whitespace().eq(["ca", "file.pem", "file:2:1"])),
+            .any(|line| line.split_whitespace().eq(["ca", "file.pem", "file:2:1"]))
+            && !people.contains(&secret),
         "{people}"
     );
 }
@@ -360,7 +419,11 @@ fn settings_of_a_file_conflict_as_flags_do_and_errors_name_the_file() {
         "{error}"
     );
     // A flag can supply a setting that the file lacks, and the file one that the flags lack.
-    write(&user, "agent.yaml", "state: here\n");
+    write(
+        &user,
+        "agent.yaml",
+        "state: here\nca: certs/ca.pem\ncert: certs/agent.pem\n",
+    );
     for flags in [&["--volumes", "there"][..], &[]] {
         let words = [&["config", "check", "agent", "agent.yaml", "--"], flags].concat();
         assert_eq!(user.done(&words), "agent.yaml: OK\n");
@@ -430,6 +493,21 @@ fn a_hang_up_reloads_rules_and_filter_and_logs_the_settings_that_need_a_restart(
     server.signal(Signal::HUP);
     server.error_with("server.yaml: changed settings that need a restart: max-sessions");
     assert_eq!(receivers(), 1);
+
+    // What a reload cannot change waits for a restart, and the rest applies: the line above is not there again.
+    server_file(
+        &user,
+        "forward: [STATS=controller, Scaled=controller]\napplication: 0xe0=Scaled\n",
+    );
+    write(&user, "cluster.yaml", "configure: {}\n");
+    server.signal(Signal::HUP);
+    server.error_with("changed settings that need a restart: application, forward, max-sessions");
+    server_file(&user, "forward: STATS=controller\nconfig: cluster.yaml\n");
+    server.signal(Signal::HUP);
+    server.error_with("config was not set, and is cluster.yaml from now on");
+    server_file(&user, "forward: STATS=controller\n");
+    server.signal(Signal::HUP);
+    server.error_with("changed settings that need a restart: config, max-sessions");
 
     // A changed file is read without a signal, and its filter applies.
     server_file(&user, "forward: STATS=controller\nfilter: spec\n");
@@ -643,6 +721,30 @@ fn the_log_names_refused_clients_and_a_reload_makes_it_an_audit_log() {
     for _ in 0..8 {
         server.error_with("INFO  ssntp::audit] no TLS: ");
     }
+}
+
+#[test]
+fn a_server_whose_output_is_not_read_reads_its_files_again() {
+    let user = user();
+    server_file(&user, "show: true\n");
+    let mut server = user
+        .command(&["server", "--config-file", "server.yaml"])
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(server.stdout.take().unwrap());
+    let server = Program::around(server);
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    let at = line.trim().trim_start_matches("listening at ");
+    // A pipe does not hold so many bytes, so the server waits for its reader from here on.
+    let send = format!("send STATS --payload - --connect {at} --ca certs/ca.pem --cert certs/agent.pem");
+    Program::with_input(user.command(&words(&send)), &[b'x'; 1 << 20]).succeed();
+    line.clear();
+    output.read_line(&mut line).unwrap();
+    assert!(line.contains(" COMMAND STATS (1048576 bytes) from "), "{line}");
+    server.signal(Signal::HUP);
+    server.error_with("read its files again");
+    server.end_by(Signal::TERM);
 }
 
 /// Without a warning each of these settings would seem to work.

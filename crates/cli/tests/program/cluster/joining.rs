@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -46,6 +47,10 @@ impl Made {
     }
 
     fn run(&self, line: &str) -> Program {
+        Program::of(self.command(line))
+    }
+
+    fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
         command
             .args(line.split_whitespace())
@@ -56,7 +61,7 @@ impl Made {
         for variable in ["SSNTP_CONNECT", "SSNTP_CA", "SSNTP_CERT", "SSNTP_CONTEXT"] {
             command.env_remove(variable);
         }
-        Program::of(command)
+        command
     }
 
     fn scheduler(&self, flags: &str) -> Program {
@@ -347,6 +352,30 @@ fn the_packaged_settings_of_an_agent_with_a_token_need_no_certificate() {
         .line("agent ");
 }
 
+/// If it ended at once, the service manager would start it again every two seconds, and each time the scheduler would
+/// refuse it.
+#[test]
+fn a_node_whose_token_is_refused_waits_for_another_one_before_it_ends() {
+    let made = Made::new();
+    let _scheduler = made.scheduler("");
+    let at = |name: &str| made.directory.path().join(name);
+    let used = made.token("--role agent");
+    made.run(&format!("join --join {used} --dir first")).succeed();
+    let take = |token: &str| {
+        let settings = format!("join: '{token}'\nstate: second\nusers: [agent]\n");
+        fs::write(at("agent.yaml"), settings).unwrap();
+    };
+    take(&used);
+    let _manager = UnixDatagram::bind(at("notify")).unwrap();
+    let mut agent = made.command("agent --config-file agent.yaml");
+    agent.env("NOTIFY_SOCKET", at("notify"));
+    let mut agent = Program::of(agent);
+    agent.error_with("this process ends when its files change, or in a minute");
+    take(&made.token("--role agent"));
+    assert_eq!(agent.code(), Some(1));
+    made.run("agent --config-file agent.yaml").line("agent ");
+}
+
 #[test]
 fn a_wrong_token_is_named_by_its_part_and_its_secret_is_not_repeated() {
     let made = Made::new();
@@ -508,6 +537,20 @@ fn a_new_issuer_is_used_without_a_restart_and_no_other_command_replaces_one() {
 }
 
 #[test]
+fn an_authority_that_has_not_signed_the_issuer_does_not_replace_the_old_one() {
+    let made = Made::new();
+    let scheduler = made.scheduler("");
+    made.run("cert ca --dir other").succeed();
+    let at = |name: &str| made.directory.path().join(name);
+    fs::copy(at("etc/ca.pem"), at("old.pem")).unwrap();
+    fs::rename(at("other/ca.pem"), at("etc/ca.pem")).unwrap();
+    scheduler.signal(Signal::HUP);
+    let why = scheduler.error_with("not reloaded: ");
+    assert!(why.contains("issuer.pem: the issuer CN="), "{why}");
+    made.run("ctl sessions --ca old.pem").succeed();
+}
+
+#[test]
 fn either_side_is_killed_at_any_step_and_each_node_has_one_certificate() {
     let made = Made::new();
     let mut scheduler = made.scheduler("");
@@ -645,4 +688,39 @@ fn a_node_joins_through_a_second_scheduler_and_is_revoked_at_the_first() {
     made.run(&format!("ctl revoke {node}")).succeed();
     agent.error_with("it is revoked");
     assert_eq!(agent.ended().code, Some(1));
+}
+
+#[test]
+fn a_scheduler_whose_etcd_does_not_answer_drains_all_the_same() {
+    let Some(etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let made = Made::new();
+    let (address, join) = (made.port.address(), etcd.join());
+    let files = "--ca etc/ca.pem --cert etc/scheduler.pem";
+    let line = format!("scheduler --listen {address} {files} --drain 86400 --join {join}");
+    let mut started = None;
+    until("a scheduler listens", || {
+        let program = made.run(&line);
+        match program.out.recv() {
+            Ok(_) => started = Some(program),
+            Err(_) => return Err(program.ended().err.concat()),
+        }
+        Ok(())
+    });
+    let scheduler = started.unwrap();
+    let client = made.run("ctl events");
+    client.line("");
+    etcd.pause(0);
+    scheduler.signal(Signal::TERM);
+    until("a newcomer is refused", || {
+        let refused = made.run("ctl sessions").ended().err.concat();
+        if refused.contains("stopping") {
+            Ok(())
+        } else {
+            Err(refused)
+        }
+    });
+    scheduler.signal(Signal::TERM);
+    scheduler.succeed();
 }
