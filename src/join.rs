@@ -1,14 +1,15 @@
 //! The exchange with which a node joins, for both ends (docs/protocol.md, "Joining").
 //!
-//! Each side sends one message: four bytes with its length, and YAML. The request is a [`JoinRequest`], the answer a
-//! [`JoinAnswer`].
+//! Each side sends one message: four bytes with its length, and YAML. The request is a
+//! [`JoinRequest`](ssntp_pki::JoinRequest), the answer a [`JoinAnswer`].
 
 use std::io;
 use std::time::Instant;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use ssntp_pki::{JoinRefusal, JoinRequest};
+use ssntp_pki::JoinRefusal;
 use ssntp_transport::{Halves, Outgoing};
 
 use crate::payload::schema;
@@ -42,21 +43,13 @@ impl JoinAnswer {
             detail,
         }
     }
-
-    /// Reads an answer without its length.
-    pub(crate) fn read(yaml: &[u8]) -> Result<Self, String> {
-        read(yaml, MAX_ANSWER)
-    }
 }
 
-/// Reads a request without its length.
-pub fn read_request(yaml: &[u8]) -> Result<JoinRequest, String> {
-    read(yaml, MAX_REQUEST)
-}
-
-fn read<T: serde::de::DeserializeOwned>(yaml: &[u8], most: usize) -> Result<T, String> {
-    let read = schema::read(yaml, None, most);
-    read.map(|(value, _)| value).map_err(|e| e.to_string())
+/// Reads a message without its length.
+pub fn read<T: DeserializeOwned>(yaml: &[u8]) -> Result<T, JoinRefusal> {
+    let read = schema::read(yaml, None, MAX_ANSWER);
+    read.map(|(value, _)| value)
+        .map_err(|e| JoinRefusal::Request(e.to_string()))
 }
 
 /// The message with this content.
@@ -68,15 +61,15 @@ pub(crate) fn message(content: &impl Serialize) -> Outgoing {
     Outgoing::whole(message.freeze(), 1)
 }
 
-/// Receives the YAML of one message, or refuses a message of more than `most` bytes. Blocks until the deadline.
+/// Receives one message, or refuses it if it has more than `most` bytes or cannot be read. Blocks until the deadline.
 ///
 /// # Errors
 /// The error of the stream.
-pub(crate) fn receive(
+pub(crate) fn receive<T: DeserializeOwned>(
     halves: &mut Halves,
     most: usize,
     deadline: Instant,
-) -> io::Result<Result<Bytes, JoinRefusal>> {
+) -> io::Result<Result<T, JoinRefusal>> {
     loop {
         let inbox = halves.inbox.bytes_mut();
         if let Some((length, rest)) = inbox.split_first_chunk() {
@@ -85,8 +78,8 @@ pub(crate) fn receive(
                 let why = format!("a message of {length} bytes, and {most} are allowed");
                 return Ok(Err(JoinRefusal::Request(why)));
             }
-            if rest.len() >= length {
-                return Ok(Ok(inbox.split_to(4 + length).freeze().slice(4..)));
+            if let Some(yaml) = rest.get(..length) {
+                return Ok(read(yaml));
             }
         }
         let before = inbox.len();
@@ -99,7 +92,7 @@ pub(crate) fn receive(
 
 #[cfg(test)]
 mod tests {
-    use ssntp_pki::SigningRequest;
+    use ssntp_pki::{JoinRequest, SigningRequest};
 
     use super::*;
 
@@ -123,12 +116,12 @@ mod tests {
     #[test]
     fn the_examples_of_the_page_are_what_the_code_writes_and_reads() {
         let (length, yaml) = example("request");
-        let request = read_request(yaml.as_bytes()).unwrap();
+        let request: JoinRequest = read(yaml.as_bytes()).unwrap();
         assert_eq!(written(&message(&request)), [&length, yaml.as_bytes()].concat());
         SigningRequest::from_pem(&request.request).unwrap();
         let (length, yaml) = example("answer");
         let answer = JoinAnswer::new(Err(&JoinRefusal::Used));
-        assert_eq!(JoinAnswer::read(yaml.as_bytes()).as_ref(), Ok(&answer));
+        assert_eq!(read(yaml.as_bytes()).as_ref(), Ok(&answer));
         assert_eq!(written(&message(&answer)), [&length, yaml.as_bytes()].concat());
     }
 

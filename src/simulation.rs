@@ -9,12 +9,12 @@
 //! | [`Entry`] | the admission of one newcomer, client or server |
 //! | [`AdmissionRequest`], [`Grant`] | a newcomer that asks to be admitted, and the answer |
 //! | [`Redial`] | the schedule by which another server is dialled |
-//! | `read_request` | a node's request to join, for a fuzz target |
+//! | `read_join` | reads a node's request to join, for a fuzz target |
 //! | [`ClientCore`] | all decisions of a client |
 
 pub use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial, Up};
 #[cfg(feature = "issue")]
-pub use crate::join::read_request;
+pub use crate::join::read as read_join;
 pub use crate::request::Awaited;
 pub use crate::server::admission::{AdmissionRequest, Grant, Peer, RequestKind};
 pub use crate::server::core::ServerCore;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::error::ClientError;
+#[cfg(feature = "issue")]
+use super::join::NodeFiles;
 use super::uuid_file::{self, Claimed};
 use crate::proto::{DEFAULT_MAX_PAYLOAD, DEFAULT_PORT, Operands};
 use ssntp_pki::{Host, Identity, Role, Trust};
@@ -117,7 +119,7 @@ pub struct ClientConfig {
     pub(super) grace: Duration,
     pub(super) renewal_spread: Duration,
     #[cfg(feature = "issue")]
-    pub(super) renewed_in: Option<PathBuf>,
+    pub(super) renewed_in: Option<NodeFiles>,
 }
 
 impl ClientConfig {
@@ -204,7 +206,7 @@ impl ClientConfig {
         /// with a new key, replaces `node.pem` in one step, and uses it as [`renew`](super::ClientHandle::renew)
         /// does. Needs a thread more. Default: the application renews it.
         #[cfg(feature = "issue")]
-        renewed_in as Some: impl Into<PathBuf>;
+        renewed_in as Some: NodeFiles;
 
         /// The DNS name or IP address that every server's certificate has to hold, whatever address
         /// is dialled. Default: the host of the address; `localhost` for a Unix socket and in memory.

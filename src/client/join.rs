@@ -59,13 +59,6 @@ const ANSWER: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFiles(PathBuf);
 
-impl From<NodeFiles> for PathBuf {
-    /// The directory.
-    fn from(files: NodeFiles) -> Self {
-        files.0
-    }
-}
-
 impl NodeFiles {
     /// The files in this directory, which need not exist yet.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
@@ -121,31 +114,27 @@ impl NodeFiles {
     /// [`JoinError`]. With [`Fault::Expired`] the node needs a new token.
     pub fn renew(&self, config: ClientConfig) -> Result<bool, JoinError> {
         let (before, trust) = self.load()?;
-        let is_due = due_in(before.info(), 0.0).is_zero();
-        if is_due {
-            let config = ClientConfig {
-                identity: before.clone(),
-                trust: trust.clone(),
-                renewed_in: None,
-                ..config
-            };
-            let client = Client::connect(config)?;
-            // A program with the same UUID takes its session back meanwhile. The same key gets the same certificate again.
-            for attempt in 1.. {
-                match self.follow(&client, &before, &trust) {
-                    Err(JoinError::NotRenewed(RequestError::Disconnected | RequestError::NotConnected))
-                        if attempt < ATTEMPTS =>
-                    {
-                        client.wait_connected(Some(ANSWER))?;
-                    }
-                    outcome => {
-                        outcome?;
-                        break;
-                    }
+        if !due_in(before.info(), 0.0).is_zero() {
+            return Ok(false);
+        }
+        let client = Client::connect(ClientConfig {
+            identity: before.clone(),
+            trust: trust.clone(),
+            renewed_in: None,
+            ..config
+        })?;
+        // A program with the same UUID takes its session back meanwhile. The same key gets the same certificate again.
+        let mut attempts = 1..ATTEMPTS;
+        loop {
+            match self.follow(&client, &before, &trust) {
+                Err(JoinError::NotRenewed(RequestError::Disconnected | RequestError::NotConnected))
+                    if attempts.next().is_some() =>
+                {
+                    client.wait_connected(Some(ANSWER))?;
                 }
+                outcome => return outcome.map(|_| true),
             }
         }
-        Ok(is_due)
     }
 
     /// Asks the server for the certificate that follows `before`, for a new key, and saves both. The key is kept until
@@ -255,7 +244,14 @@ impl Join {
     pub fn run(&self) -> Result<NodeFiles, JoinError> {
         let files = &self.files;
         match files.load() {
-            Ok((_, trust)) => return self.joined_before(&trust),
+            Ok((_, trust)) => {
+                let mut digests = trust.authorities().iter().flat_map(CertificateInfo::key_digest);
+                return if digests.any(|digest| digest == *self.token.authority()) {
+                    Ok(files.clone())
+                } else {
+                    Err(JoinError::OtherCluster(files.authority()))
+                };
+            }
             Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             Err(Error::Content {
                 fault: fault @ Fault::Expired { .. },
@@ -266,11 +262,8 @@ impl Join {
             Err(e) => return Err(e.into()),
         }
         let key = key_at(&files.pending_key())?;
-        let request = message(
-            &self
-                .token
-                .request(self.roles, signing_request(&key, "the new key")?),
-        );
+        let signing = signing_request(&key, "the new key")?;
+        let request = message(&self.token.request(self.roles, signing));
         let (end, mut pause, mut is_told) = (deadline(self.limit), PAUSE / 32, false);
         let (chain, trust) = loop {
             let limit = left(end)?.min(ATTEMPT);
@@ -297,14 +290,6 @@ impl Join {
         files.save(&chain, &key, &trust, self.roles, None)?;
         let _ = fs::remove_file(files.pending_key());
         Ok(files.clone())
-    }
-
-    fn joined_before(&self, trust: &Trust) -> Result<NodeFiles, JoinError> {
-        let mut digests = trust.authorities().iter().flat_map(CertificateInfo::key_digest);
-        if digests.any(|digest| digest == *self.token.authority()) {
-            return Ok(self.files.clone());
-        }
-        Err(JoinError::OtherCluster(self.files.authority()))
     }
 
     /// Sends the request at one address after the other, with a time for each, until a server of the token's
@@ -344,12 +329,9 @@ impl Join {
         }
         secured.halves.stream.set_write_timeout(Some(left(end)?))?;
         secured.halves.transmit.transmit(slice::from_ref(request))?;
-        let answer = receive(&mut secured.halves, MAX_ANSWER, end)?;
+        let answer = receive::<JoinAnswer>(&mut secured.halves, MAX_ANSWER, end)?;
         let _ = secured.halves.transmit.finish();
-        let answer = answer
-            .map_err(|e| e.to_string())
-            .and_then(|answer| JoinAnswer::read(&answer));
-        let answer = answer.map_err(JoinError::Answer)?;
+        let answer = answer.map_err(|why| JoinError::Answer(why.to_string()))?;
         if answer.refused.is_empty() {
             return Ok((answer.certificate, trust));
         }
@@ -474,7 +456,12 @@ pub(super) fn renew_until_closed(client: &ClientHandle, files: &NodeFiles) {
             .not_after
             .duration_since(wall_clock())
             .unwrap_or_default();
-        match renew(client, files, &identity, &trust) {
+        let renewed = files.follow(client, &identity, &trust).and_then(|renewed| {
+            // With the newest trust, because it may have been replaced meanwhile.
+            client.replace(&renewed, None)?;
+            Ok(renewed.info().not_after_text())
+        });
+        match renewed {
             Ok(until) => info!(target: LOG, "{name}: the certificate was renewed, until {until}"),
             Err(_) if left.is_zero() => {
                 let ended = certificate.not_after_text();
@@ -501,29 +488,16 @@ fn due_in(certificate: &CertificateInfo, share: f64) -> Duration {
         .min(LONGEST_PAUSE)
 }
 
-/// Renews the certificate of a client, and uses it from now on. Returns its end.
-fn renew(
-    client: &ClientHandle,
-    files: &NodeFiles,
-    before: &Identity,
-    trust: &Trust,
-) -> Result<String, JoinError> {
-    let renewed = files.follow(client, before, trust)?;
-    // With the newest trust, because it may have been replaced meanwhile.
-    client.replace(&renewed, None)?;
-    Ok(renewed.info().not_after_text())
-}
-
 #[cfg(all(test, feature = "issue"))]
 mod tests {
     use std::sync::{Arc, OnceLock};
 
-    use ssntp_pki::{CertificateRequest, Enrolled};
+    use ssntp_pki::{CertificateRequest, Enrolled, EnrolmentRecords};
 
     use super::*;
     use crate::Server;
     use crate::client::{ClientEvent, SessionEnd};
-    use crate::server::{Enrolment, EnrolmentStore, Redeem};
+    use crate::server::{Enrolment, EnrolmentStore};
     use crate::testkit::{Testkit, Tokens};
 
     #[test]
@@ -567,20 +541,17 @@ mod tests {
     struct Replacing(Tokens, Arc<OnceLock<(ClientHandle, Trust)>>);
 
     impl EnrolmentStore for Replacing {
-        fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
-            self.0.join(id, key, redeem)
-        }
-
-        fn renew(
+        fn update(
             &self,
-            before: &CertificateInfo,
-            of_issuer: bool,
-            renewed: &Enrolled,
+            token: Option<&str>,
+            change: &mut dyn FnMut(&mut EnrolmentRecords) -> Result<Enrolled, JoinRefusal>,
         ) -> Result<Enrolled, JoinRefusal> {
-            let (client, trust) = self.1.wait();
-            let replaced = client.renew(&client.newest().0, trust);
-            replaced.map_err(|why| JoinRefusal::Issuer(why.to_string()))?;
-            self.0.renew(before, of_issuer, renewed)
+            if token.is_none() {
+                let (client, trust) = self.1.wait();
+                let replaced = client.renew(&client.newest().0, trust);
+                replaced.map_err(|why| JoinRefusal::Issuer(why.to_string()))?;
+            }
+            self.0.update(token, change)
         }
     }
 

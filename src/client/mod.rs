@@ -174,7 +174,7 @@ impl Client {
             threads: Mutex::default(),
         };
         #[cfg(feature = "issue")]
-        if let Some(files) = core.state().config.renewed_in.clone().map(NodeFiles::new) {
+        if let Some(files) = core.state().config.renewed_in.clone() {
             let handle = client.handle();
             client.spawn("ssntp-renew", move || join::renew_until_closed(&handle, &files))?;
         }

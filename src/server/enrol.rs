@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use ssntp_pki::{
-    CertificateInfo, Enrolled, Issuer, JoinRefusal, JoinRequest, SigningRequest, StoredToken, Trust,
+    CertificateInfo, Enrolled, EnrolmentRecords, Issuer, JoinRefusal, JoinRequest, SigningRequest, Trust,
 };
 use ssntp_transport::{locked, setters};
 
@@ -18,37 +18,22 @@ const OF_ADDRESS: usize = 16;
 /// The maximum number of wrong proofs that wait at a time; the other places are for other nodes.
 const WAITING: usize = AT_A_TIME / 2;
 
-/// Decides about a join with the stored token, and with the certificate that the same key has got for it before.
-pub type Redeem<'a> = dyn FnMut(&mut StoredToken, Option<&Enrolled>) -> Result<Enrolled, JoinRefusal> + 'a;
-
-/// Where a server keeps tokens and the certificates of nodes. Several servers may share one.
+/// Where a server keeps the records of the nodes that join. Several servers may share one.
 ///
 /// # Threads
 /// Several threads call it at once, and no dispatcher does. It may block; a second or so, because a node waits.
 pub trait EnrolmentStore: Send + Sync {
-    /// Calls `redeem` with the token `id`, and with the certificate that was issued for it to the same `key`
-    /// ([`Enrolled::token`], [`Enrolled::key`]), if there is one. If that succeeds, stores the changed token and the
-    /// certificate in one step, and returns the certificate. `redeem` may be called again with other values,
-    /// if another server has changed them meanwhile.
+    /// Calls `change` with the records. If that succeeds, stores them in one step, and returns its certificate. `change`
+    /// may be called again with other records, if another server has changed them meanwhile. If a node joins, `token`
+    /// is the id of its token: a store that several servers share may wait until its records have that.
     ///
     /// # Errors
-    /// [`JoinRefusal::Proof`] if there is no such token; the error of `redeem`, and nothing is stored;
-    /// [`JoinRefusal::Unavailable`] if it is not known whether both are stored.
-    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal>;
-
-    /// Stores the certificate that follows `before`, before the node gets it, and returns it. If the node lost an
-    /// answer, returns the one that [repeats](Enrolled::repeats) it, and stores nothing. The certificate `before` stays
-    /// valid until its end. If it is `of_issuer`, and not of the authority itself, it has to be
-    /// [stored](Enrolled::is_of): whoever steals an issuer signs what no store has.
-    ///
-    /// # Errors
-    /// [`JoinRefusal::NotRenewable`], for example if `before` is to be revoked, or is not stored;
-    /// [`JoinRefusal::Unavailable`].
-    fn renew(
+    /// The error of `change`, and nothing is stored; [`JoinRefusal::Busy`]; [`JoinRefusal::Unavailable`] if the records
+    /// cannot be stored, or it is not known whether they are.
+    fn update(
         &self,
-        before: &CertificateInfo,
-        of_issuer: bool,
-        renewed: &Enrolled,
+        token: Option<&str>,
+        change: &mut dyn FnMut(&mut EnrolmentRecords) -> Result<Enrolled, JoinRefusal>,
     ) -> Result<Enrolled, JoinRefusal>;
 }
 
@@ -114,10 +99,9 @@ impl Enrolment {
     ) -> Result<Enrolled, JoinRefusal> {
         let issuer = self.issuer();
         let issuing = (&*issuer, self.lifetime, now);
-        self.store
-            .join(&request.id, signing.digest(), &mut |token, before| {
-                token.redeem(request, signing, before, issuing)
-            })
+        self.store.update(Some(&request.id), &mut |records| {
+            records.join(request, signing, issuing)
+        })
     }
 
     /// Issues the certificate that follows `before` for the key of a signing request. Of those that an authority has
@@ -130,25 +114,16 @@ impl Enrolment {
         trust: &Trust,
         now: SystemTime,
     ) -> Result<Enrolled, JoinRefusal> {
-        let refused = |why: &str| Err(JoinRefusal::NotRenewable(why.to_owned()));
-        let Some(uuid) = before.uuid else {
-            return refused("a certificate that is bound to no UUID is not renewed over a session");
-        };
-        let left = before.not_after.duration_since(now).unwrap_or_default();
-        let life = before
-            .not_after
-            .duration_since(before.not_before)
-            .unwrap_or_default();
-        if left > life / 2 {
-            return refused("the certificate is valid for more than half of its life");
-        }
         let signing = SigningRequest::from_pem(&String::from_utf8_lossy(request))?;
         let (issuer, authority) = (self.issuer(), trust.authority_of(before));
         if authority.is_some() && authority != trust.authority_of(issuer.info()) {
-            return refused("another authority than the issuer's has issued the certificate");
+            let why = "another authority than the issuer's has issued the certificate";
+            return Err(JoinRefusal::NotRenewable(why.to_owned()));
         }
-        let renewed = issuer.issue(&signing, before.roles, uuid, self.lifetime)?;
-        self.store.renew(before, authority.is_none(), &renewed)
+        let issuing = (&*issuer, self.lifetime, now);
+        self.store.update(None, &mut |records| {
+            records.renew(before, authority.is_none(), &signing, issuing)
+        })
     }
 }
 

@@ -1,9 +1,8 @@
 //! Nodes that join with a token, and certificates that are renewed over a session.
 //!
 //! ```text
-//!  newcomer with ALPN ssntp-join/1 ─▶ one request ─▶ a place ─▶ EnrolmentStore::join ─▶ one answer, the end
-//!                                                                  │ calls StoredToken::redeem
-//!  session ─ RenewCertificate ─▶ dispatcher ─▶ a channel ─▶ thread ssntp-enrol ─▶ EnrolmentStore::renew ─▶ reply
+//!  newcomer with ALPN ssntp-join/1 ─▶ one request ─▶ a place ─▶ EnrolmentStore::update ─▶ one answer, the end
+//!  session ─ RenewCertificate ─▶ dispatcher ─▶ a channel ─▶ thread ssntp-enrol ─▶ EnrolmentStore::update ─▶ reply
 //! ```
 //!
 //! A connection with which a node joins has a slot of the newcomers until its request has been received, and then a
@@ -26,8 +25,8 @@ use super::environment::Environment;
 use super::guard::guard;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
-use crate::join::{JoinAnswer, MAX_REQUEST, message, read_request, receive};
-use ssntp_pki::{Enrolled, JoinRefusal, SigningRequest};
+use crate::join::{JoinAnswer, MAX_REQUEST, message, receive};
+use ssntp_pki::{Enrolled, JoinRefusal, JoinRequest, SigningRequest};
 use ssntp_transport::{Duplex, Halves, Newcomer, excerpt, refuse, threads, wall_clock};
 
 /// The time for which a wrong proof waits for its answer, also if the node has ended its side.
@@ -46,8 +45,8 @@ pub(super) fn serve(
     mut halves: Halves,
     deadline: Instant,
 ) {
-    let request = match receive(&mut halves, MAX_REQUEST, deadline) {
-        Ok(request) => request.and_then(|yaml| read_request(&yaml).map_err(JoinRefusal::Request)),
+    let request = match receive::<JoinRequest>(&mut halves, MAX_REQUEST, deadline) {
+        Ok(request) => request,
         Err(e) => {
             let is_late = e.kind() == io::ErrorKind::TimedOut;
             environment.refused(newcomer, if is_late { "timeout" } else { "lost" });

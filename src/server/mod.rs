@@ -140,7 +140,7 @@ pub use self::dial::Dialler;
 pub use self::directory::Directory;
 pub use self::disconnect::DisconnectReason;
 #[cfg(feature = "issue")]
-pub use self::enrol::{Enrolment, EnrolmentStore, Redeem};
+pub use self::enrol::{Enrolment, EnrolmentStore};
 use self::environment::Environment;
 pub use self::error::{CallError, SendError};
 pub use self::figures::{

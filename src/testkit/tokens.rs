@@ -1,58 +1,39 @@
-//! A store of tokens and certificates of nodes in memory.
+//! The records of nodes that join, in memory.
 
 use std::sync::{Arc, Mutex};
 
-use crate::server::{EnrolmentStore, Redeem};
-use ssntp_pki::{CertificateInfo, Enrolled, JoinRefusal, StoredToken};
+use crate::server::EnrolmentStore;
+use ssntp_pki::{Enrolled, EnrolmentRecords, JoinRefusal, StoredToken};
 use ssntp_transport::locked;
 
 /// Tokens and the certificates of nodes in memory. A clone shares them.
 #[derive(Clone, Debug, Default)]
-pub struct Tokens(Arc<Mutex<(Vec<StoredToken>, Vec<Enrolled>)>>);
+pub struct Tokens(Arc<Mutex<EnrolmentRecords>>);
 
 impl Tokens {
-    /// Adds a token.
+    /// Adds a token, if there is none with its id.
     pub fn add(&self, token: StoredToken) {
-        locked(&self.0).0.push(token);
+        let _ = locked(&self.0).add_token(token);
     }
 
-    /// The tokens.
+    /// The tokens, by id.
     pub fn tokens(&self) -> Vec<StoredToken> {
-        locked(&self.0).0.clone()
+        locked(&self.0).tokens(0).cloned().collect()
     }
 
     /// The certificates that were issued, oldest first.
     pub fn enrolled(&self) -> Vec<Enrolled> {
-        locked(&self.0).1.clone()
+        let records = locked(&self.0);
+        records.certificates(0).map(|(_, one, _)| one.clone()).collect()
     }
 }
 
 impl EnrolmentStore for Tokens {
-    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
-        let (tokens, enrolled) = &mut *locked(&self.0);
-        let token = tokens.iter_mut().find(|token| token.id == id);
-        let before = enrolled.iter().find(|one| one.token == id && one.key == key);
-        let joined = redeem(token.ok_or(JoinRefusal::Proof)?, before)?;
-        if before.is_none() {
-            enrolled.push(joined.clone());
-        }
-        Ok(joined)
-    }
-
-    fn renew(
+    fn update(
         &self,
-        before: &CertificateInfo,
-        of_issuer: bool,
-        renewed: &Enrolled,
+        _token: Option<&str>,
+        change: &mut dyn FnMut(&mut EnrolmentRecords) -> Result<Enrolled, JoinRefusal>,
     ) -> Result<Enrolled, JoinRefusal> {
-        let (_, enrolled) = &mut *locked(&self.0);
-        if of_issuer && !enrolled.iter().any(|one| one.is_of(before)) {
-            return Err(JoinRefusal::NotRenewable("no such certificate".to_owned()));
-        }
-        if let Some(again) = enrolled.iter().find(|one| one.repeats(renewed, before)) {
-            return Ok(again.clone());
-        }
-        enrolled.push(renewed.clone());
-        Ok(renewed.clone())
+        change(&mut locked(&self.0))
     }
 }

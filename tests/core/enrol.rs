@@ -13,10 +13,10 @@ use ssntp::client::{
     Client, ClientConfig, ClientEvent, Join, JoinError, NodeFiles, RequestError, SessionEnd,
 };
 use ssntp::pki::{
-    Authority, CertificateRequest, Enrolled, Identity, Issuer, JoinRefusal, JoinRequest, JoinToken,
-    ServerCheck, SigningRequest, StoredToken, Trust, node_key, signing_request,
+    Authority, CertificateRequest, Enrolled, EnrolmentRecords, Identity, Issuer, JoinRefusal, JoinRequest,
+    JoinToken, ServerCheck, SigningRequest, StoredToken, Trust, node_key, signing_request,
 };
-use ssntp::server::{Enrolment, EnrolmentStore, Federation, Redeem, Server, ServerError};
+use ssntp::server::{Enrolment, EnrolmentStore, Federation, Server, ServerError};
 use ssntp::testkit::{Faults, Testkit, Tokens};
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::{Address, Target, TcpOptions, TlsError};
@@ -456,33 +456,56 @@ fn a_process_that_ends_after_any_step_joins_again_with_the_same_certificate() {
     assert_eq!(word(other), "used");
 }
 
+#[test]
+fn a_join_that_is_repeated_after_the_issuer_was_replaced_gets_a_certificate_of_the_new_one() {
+    let cluster = Cluster::new();
+    let token = cluster.token(1);
+    let files = cluster.join(&token, "node").run().unwrap();
+    let (first, _) = files.load().unwrap();
+    let whole = fs::read_to_string(files.certificate()).unwrap();
+    let key = &whole[whole.find("-----BEGIN PRIVATE").unwrap()..];
+    // The node lost the answer.
+    fs::remove_file(files.certificate()).unwrap();
+    fs::write(cluster.directory.path().join("node/join.key"), key).unwrap();
+    let next = cluster.kit.authority().issuer("next", Role::AGENT, 9).unwrap();
+    cluster.server.renew_issuer(next).unwrap();
+    let (again, _) = cluster.join(&token, "node").run().unwrap().load().unwrap();
+    assert_eq!(again.info().issuer, "CN=next");
+    assert_eq!(
+        (again.uuid(), again.roles()),
+        (first.uuid(), first.roles()),
+        "it is the same node"
+    );
+    let enrolled = cluster.tokens.enrolled();
+    let serials: Vec<_> = enrolled.iter().map(|one| one.serial.clone()).collect();
+    assert_eq!(
+        serials,
+        [first.info().serial.clone(), again.info().serial.clone()]
+    );
+    assert_eq!(cluster.tokens.tokens()[0].uses_left, 0);
+}
+
 /// A store that loses its first answers to joins after it has stored, and before, and its first answer to a renewal.
 #[derive(Clone)]
 struct Forgetful(Tokens, Arc<std::sync::Mutex<u32>>);
 
 impl EnrolmentStore for Forgetful {
-    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
-        let mut left = self.1.lock().unwrap();
-        *left = left.saturating_sub(1);
-        match *left {
-            2 => Err(JoinRefusal::Unavailable),
-            1 => self.0.join(id, key, redeem).and(Err(JoinRefusal::Unavailable)),
-            _ => self.0.join(id, key, redeem),
-        }
-    }
-
-    fn renew(
+    fn update(
         &self,
-        before: &ssntp::pki::CertificateInfo,
-        of_issuer: bool,
-        renewed: &Enrolled,
+        token: Option<&str>,
+        change: &mut dyn FnMut(&mut EnrolmentRecords) -> Result<Enrolled, JoinRefusal>,
     ) -> Result<Enrolled, JoinRefusal> {
-        let is_first = self.0.enrolled().len() == 1;
-        let renewed = self.0.renew(before, of_issuer, renewed);
-        if is_first {
-            Err(JoinRefusal::Unavailable)
+        let mut left = self.1.lock().unwrap();
+        let left = if token.is_some() {
+            *left = left.saturating_sub(1);
+            *left
         } else {
-            renewed
+            u32::from(self.0.enrolled().len() == 1)
+        };
+        match left {
+            2 => Err(JoinRefusal::Unavailable),
+            1 => self.0.update(token, change).and(Err(JoinRefusal::Unavailable)),
+            _ => self.0.update(token, change),
         }
     }
 }
@@ -533,19 +556,16 @@ fn a_node_that_lost_the_answer_to_its_renewal_gets_the_same_certificate_again() 
 struct Asking(Tokens, Sender<()>, Receiver<()>);
 
 impl EnrolmentStore for Asking {
-    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
-        self.0.join(id, key, redeem)
-    }
-
-    fn renew(
+    fn update(
         &self,
-        _: &ssntp::pki::CertificateInfo,
-        _: bool,
-        renewed: &Enrolled,
+        token: Option<&str>,
+        change: &mut dyn FnMut(&mut EnrolmentRecords) -> Result<Enrolled, JoinRefusal>,
     ) -> Result<Enrolled, JoinRefusal> {
-        self.1.send(()).unwrap();
-        self.2.recv().expect("the test answers");
-        Ok(renewed.clone())
+        if token.is_none() {
+            self.1.send(()).unwrap();
+            self.2.recv().expect("the test answers");
+        }
+        self.0.update(token, change)
     }
 }
 
@@ -1100,7 +1120,7 @@ fn a_certificate_that_no_store_has_is_renewed_only_if_the_authority_of_the_issue
             .unwrap();
         let identity = Identity::from_pem((forged.chain + &key).as_bytes(), "node").unwrap();
         let why = renew(identity).unwrap_err();
-        assert!(why.contains("no such certificate"), "{why}");
+        assert!(why.contains("the records lack the certificate"), "{why}");
     }
     let by_hand = |authority: &Authority| {
         let begun = authority.info().not_before - HOUR * 22;

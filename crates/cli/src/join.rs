@@ -61,8 +61,8 @@ impl TypedValueParser for EndpointsParser {
     }
 }
 
-/// Reads a name that fits into a key of the engine.
-fn cluster_name(text: &str) -> Result<String, &'static str> {
+/// Reads the name of a cluster, which fits into a key of the engine and into the name of a context.
+pub(crate) fn cluster_name(text: &str) -> Result<String, &'static str> {
     let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     if (1..=64).contains(&text.len()) && text.bytes().all(is_of_a_name) {
         Ok(text.to_owned())

@@ -125,6 +125,11 @@ impl Issuer {
             chain: certificate.pem() + &signer.info.to_pem(),
         })
     }
+
+    /// True if this certificate is one of its own, and its chain is still known.
+    pub(crate) fn has_issued(&self, enrolled: &Enrolled) -> bool {
+        enrolled.chain.ends_with(&self.info().to_pem())
+    }
 }
 
 /// Checks that somebody who may give the roles `given` may give these.
@@ -159,21 +164,9 @@ pub struct Enrolled {
 }
 
 impl Enrolled {
-    /// True if this is the record of a certificate.
-    pub fn is_of(&self, certificate: &CertificateInfo) -> bool {
-        let of = (&certificate.serial, certificate.uuid, certificate.roles);
-        (&self.serial, Some(self.uuid), self.roles) == of
-    }
-
-    /// True if this certificate answers a renewal of `before` again, whose answer would be `renewed`: the node has got it
-    /// for the same key, and from the same issuer, whose successor may have come because this one was stolen.
-    pub fn repeats(&self, renewed: &Self, before: &CertificateInfo) -> bool {
-        let [its_issuer, issuer] = [self, renewed].map(|one| one.chain.split_once("END CERTIFICATE"));
-        self.token.is_empty()
-            && (self.uuid, self.roles, &self.key) == (renewed.uuid, renewed.roles, &renewed.key)
-            && self.serial != before.serial
-            && !self.chain.is_empty()
-            && its_issuer.map(|(_, issuer)| issuer) == issuer.map(|(_, issuer)| issuer)
+    /// Makes room: the certificate cannot be sent again.
+    pub(crate) fn forget_answer(&mut self) {
+        (self.key, self.chain) = Default::default();
     }
 }
 

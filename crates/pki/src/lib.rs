@@ -31,7 +31,8 @@
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and its certificates (feature `issue`) |
 //! | `issuer` | `Issuer`: an authority for the roles of nodes; `SigningRequest` (feature `issue`) |
-//! | `token` | `JoinToken`, `StoredToken`, and the decision about a join (feature `issue`) |
+//! | `token` | `JoinToken`, `StoredToken`, `JoinRefusal` (feature `issue`) |
+//! | `records` | `EnrolmentRecords`: which nodes get certificates, and which are revoked (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
 //! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
 //! | `role` | [`Role`]: a set of roles |
@@ -77,6 +78,8 @@ mod limits;
 mod list;
 mod pem;
 #[cfg(feature = "issue")]
+mod records;
+#[cfg(feature = "issue")]
 mod renew;
 #[cfg(feature = "issue")]
 mod request;
@@ -112,6 +115,8 @@ pub use self::issue::{Authority, Issued};
 pub use self::issuer::{Enrolled, Issuer, SigningRequest, node_key, signing_request};
 pub use self::kept::KeptCertificate;
 pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
+#[cfg(feature = "issue")]
+pub use self::records::EnrolmentRecords;
 #[cfg(feature = "issue")]
 pub use self::renew::{RenewalRequest, Renewed};
 #[cfg(feature = "issue")]

@@ -1,10 +1,10 @@
-//! Tokens with which a node joins a cluster, and the decision about a join.
+//! Tokens with which a node joins a cluster, and the proof of one.
 //!
 //! ```text
 //!  operator   JoinToken::new ─▶ ssntp://HOST:PORT/?ca=…&id=…&secret=…  to the node
 //!                  └─▶ StoredToken: the digest of the secret, role, uses, end   to the server's store
-//!  node       JoinRequest: id, secret, role, signing request ─▶ StoredToken::redeem ─▶ Enrolled
-//!                                                                            └─▶ JoinRefusal
+//!  node       JoinRequest: id, secret, role, signing request ─▶ EnrolmentRecords::join ─▶ Enrolled
+//!                                                                              └─▶ JoinRefusal
 //! ```
 //!
 //! `ca` is the digest of the authority's public key, so the node knows its server before it sends the secret. The
@@ -13,7 +13,7 @@
 use std::fmt;
 use std::hint::black_box;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issuer::{Enrolled, Issuer, SigningRequest, digest, seconds};
+use crate::issuer::{Enrolled, digest, seconds};
 use crate::role::Role;
 use ssntp_transport::{Address, provider};
 
@@ -232,29 +232,6 @@ impl StoredToken {
         }
         Ok(())
     }
-
-    /// Decides as [`decide`](Self::decide), and issues the certificate and counts the use if there is none yet. A
-    /// store calls this within one step with the storing of both.
-    ///
-    /// # Errors
-    /// The reason for which there is no certificate. The token is unchanged.
-    pub fn redeem(
-        &mut self,
-        request: &JoinRequest,
-        signing: &SigningRequest,
-        before: Option<&Enrolled>,
-        (issuer, lifetime, now): (&Issuer, Duration, SystemTime),
-    ) -> Result<Enrolled, JoinRefusal> {
-        self.decide(request, before, now)?;
-        if let Some(before) = before {
-            return Ok(before.clone());
-        }
-        let uuid = self.uuid.unwrap_or_else(Uuid::new_v4);
-        let mut enrolled = issuer.issue(signing, request.roles, uuid, lifetime)?;
-        enrolled.token.clone_from(&self.id);
-        self.uses_left -= 1;
-        Ok(enrolled)
-    }
 }
 
 /// The reason why a node gets no certificate. The text is sent to the node.
@@ -292,9 +269,9 @@ pub enum JoinRefusal {
     /// Too many nodes join at present, all together or from this address.
     #[error("too many nodes join at a time; try again")]
     Busy,
-    /// The store of the tokens does not answer, so it is not known whether the token was used. The same key
-    /// may try again.
-    #[error("the store of the tokens does not answer; try again")]
+    /// The store cannot take the certificate now, or does not answer, so that it is not known whether the token was
+    /// used. The same key may try again.
+    #[error("the server cannot keep the certificate in its records at present; try again")]
     Unavailable,
 }
 
@@ -329,10 +306,10 @@ impl From<Fault> for JoinRefusal {
 
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-    use crate::{Authority, AuthorityRequest, node_key, signing_request};
+    use crate::{Authority, AuthorityRequest};
 
     const NOW: SystemTime = UNIX_EPOCH;
     const HOUR: Duration = Duration::from_secs(3600);
@@ -422,32 +399,6 @@ mod tests {
                 Err(JoinRefusal::Roles { token: both, asked })
             );
         }
-    }
-
-    #[test]
-    fn the_same_key_gets_the_same_certificate_again_and_another_key_gets_none() {
-        let authority = authority();
-        let (token, issuer) = (token(&authority), authority.issuer("i", Role::AGENT, 10).unwrap());
-        let now = crate::der::now();
-        let mut stored = StoredToken::new(
-            &token,
-            Role::AGENT,
-            Some(Uuid::from_u128(9)),
-            5,
-            now + HOUR,
-            "ops",
-        );
-        assert_eq!(stored.uses_left, 1, "one node alone has the UUID");
-        let mut redeem = |key: &str, before: Option<&Enrolled>| {
-            let request = token.request(Role::AGENT, signing_request(key, "key").unwrap());
-            let signing = SigningRequest::from_pem(&request.request).unwrap();
-            stored.redeem(&request, &signing, before, (&issuer, HOUR, now))
-        };
-        let (key, other) = (node_key().unwrap(), node_key().unwrap());
-        let first = redeem(&key, None).unwrap();
-        assert_eq!((first.uuid, &first.token), (Uuid::from_u128(9), &token.id));
-        assert_eq!(redeem(&key, Some(&first)), Ok(first));
-        assert_eq!(redeem(&other, None), Err(JoinRefusal::Used));
     }
 
     #[test]

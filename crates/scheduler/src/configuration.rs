@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use log::warn;
+use log::{info, warn};
 use uuid::Uuid;
 
 use super::config::SchedulerError;
@@ -123,9 +123,8 @@ impl Configuration {
                 Ok(()) => configuration.current = yaml.into(),
                 Err(e) => return Err(SchedulerError::Configuration(Some(path), e)),
             },
-            None => {
-                warn!(target: "ssntp::scheduler", "{} is not there yet: no configuration", path.display())
-            }
+            // As at the first start of each cluster.
+            None => info!(target: "ssntp::scheduler", "{} does not exist: no configuration", path.display()),
         }
         configuration.keeper = Keeper::of(path);
         Ok(configuration)
@@ -398,6 +397,22 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 mod tests {
     use super::*;
     use ssntp_transport::now;
+
+    #[test]
+    fn a_file_that_was_never_there_is_no_warning_and_an_empty_one_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cluster.yaml");
+        let load = || {
+            ssntp_test_support::warnings(|| {
+                let loaded = Configuration::load(path.clone()).unwrap();
+                assert!(loaded.current().is_empty());
+            })
+        };
+        assert_eq!(load(), Vec::<String>::new());
+        fs::write(&path, "\n").unwrap();
+        let warned = load();
+        assert!(warned.len() == 1 && warned[0].contains("is empty"), "{warned:?}");
+    }
 
     /// Otherwise a new leader would write its own configuration over that of the engine.
     #[test]

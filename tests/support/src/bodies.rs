@@ -13,7 +13,8 @@ use bytes::{Bytes, BytesMut};
 use ssntp::Role;
 use ssntp::payload::*;
 use ssntp::pki::{
-    CertificateInfo, Identity, JoinRefusal, JoinToken, RevocationLists, SigningRequest, StoredToken, Trust,
+    CertificateInfo, Identity, JoinRefusal, JoinRequest, JoinToken, RevocationLists, SigningRequest,
+    StoredToken, Trust,
 };
 use ssntp::proto::{
     ClientHandshake, Codec, Connect, Connected, Frame, Item, MAX_STREAM_CHUNK, MAX_STREAM_TEXT, OpenStream,
@@ -419,7 +420,7 @@ pub fn opflex(data: &[u8]) {
 
 /// A request to join, and the URL of a token. No bytes guess a secret.
 pub fn join(data: &[u8]) {
-    if let Ok(request) = ssntp::simulation::read_request(data) {
+    if let Ok(request) = ssntp::simulation::read_join::<JoinRequest>(data) {
         let _ = SigningRequest::from_pem(&request.request);
         let token = StoredToken {
             id: request.id.clone(),

@@ -20,6 +20,7 @@ use uuid::Uuid;
 use crate::connection::{absolute, to_dial};
 use crate::context::{Context, Contexts};
 use crate::failure::Failure;
+use crate::join::cluster_name;
 use crate::output::{Output, for_shell};
 use crate::signals::Stop;
 
@@ -56,7 +57,7 @@ pub(crate) struct Init {
     #[arg(long, value_name = "ROLE[,ROLE…]", default_value = "agent,netagent")]
     roles: Role,
     /// The name of the cluster: in the authority's certificate, and that of the context
-    #[arg(long, value_name = "NAME", default_value = "ssntp")]
+    #[arg(long, value_name = "NAME", default_value = "ssntp", value_parser = cluster_name)]
     name: String,
     /// Lifetime of the authority in days; the issuer, the scheduler and the operator get
     /// a year
@@ -86,25 +87,6 @@ impl Init {
         if dir.to_str().is_none() {
             return Err(Failure::at(&dir, "the name is not UTF-8"));
         }
-        let file = |name: &str| dir.join(name);
-        let key = self.root_key.clone().unwrap_or_else(|| file("ca.key"));
-        let [ca, issuer, scheduler, operator, settings] = [
-            "ca.pem",
-            "issuer.pem",
-            "scheduler.pem",
-            "operator.pem",
-            "scheduler.yaml",
-        ]
-        .map(file);
-        // All names are checked first, so that a second cluster is refused before anything is replaced.
-        let all = [&ca, &key, &issuer, &scheduler, &operator, &settings];
-        if let Some(path) = all
-            .iter()
-            .find(|path| !self.force && path.symlink_metadata().is_ok())
-        {
-            return Err(Failure::at(path, "exists already; --force replaces the cluster"));
-        }
-        let context = self.context_name()?;
         let request = AuthorityRequest::default().name(&self.name).days(self.days);
         let authority = Authority::new(&request)?;
         let enrols = authority.issuer(&format!("{} issuer", self.name), self.roles, DAYS)?;
@@ -116,68 +98,71 @@ impl Init {
         // Bound to no UUID, so that several commands may run at a time.
         let wanted = CertificateRequest::new(Role::CONTROLLER).days(DAYS);
         let mine = authority.issue(&wanted.name("operator"))?;
-        let state = file("state");
+        let (name, reached) = (&self.name, self.reached(its.info()));
+        let (roles, hosts) = (self.roles, its.info().hosts_text());
+        let key = self.root_key.clone().unwrap_or_else(|| dir.join("ca.key"));
+        let key_is = "its key: move it to a machine that runs no server; only `ssntp cert` needs it";
+        let end = authority.info().not_after_text();
+        let files = [
+            (dir.join("ca.pem"), format!("the authority, valid until {end}")),
+            (key, key_is.to_owned()),
+            (
+                dir.join("issuer.pem"),
+                format!("gives the roles {roles} to nodes that join"),
+            ),
+            (
+                dir.join("scheduler.pem"),
+                format!("the scheduler's certificate, for {hosts}"),
+            ),
+            (
+                dir.join("operator.pem"),
+                format!("your certificate; the current context is {name}, at {reached}"),
+            ),
+            (dir.join("scheduler.yaml"), "the scheduler's settings".to_owned()),
+        ];
+        // All names are checked first, so that a second cluster is refused before anything is replaced.
+        let exists = |(path, _): &&(PathBuf, String)| !self.force && path.symlink_metadata().is_ok();
+        if let Some((path, _)) = files.iter().find(exists) {
+            return Err(Failure::at(path, "exists already; --force replaces the cluster"));
+        }
+        // The context of another cluster is not replaced.
+        if !self.force && Contexts::load()?.contexts.contains_key(name) {
+            return Err(Failure::usage(format_args!(
+                "there is a context {name:?} already: --name gives the cluster another name, and `ssntp context \
+                 remove` removes it"
+            )));
+        }
+        let [ca, key, issuer, scheduler, operator, settings] = files.each_ref().map(|(path, _)| path);
+        let state = dir.join("state");
         fs::create_dir_all(&state).map_err(|e| Failure::at(&state, e))?;
-        authority.save_as(&ca, &key, self.force)?;
-        enrols.save(&issuer)?;
-        its.save(&scheduler)?;
-        mine.save(&operator)?;
-        let text = self.settings(&state, [&ca, &scheduler, &issuer]);
-        ssntp_transport::replace(&settings, text.as_bytes()).map_err(|e| Failure::at(&settings, e))?;
+        authority.save_as(ca, key, self.force)?;
+        enrols.save(issuer)?;
+        its.save(scheduler)?;
+        mine.save(operator)?;
+        let text = self.settings(&state, [ca, scheduler, issuer]);
+        ssntp_transport::replace(settings, text.as_bytes()).map_err(|e| Failure::at(settings, e))?;
         // Last: if a file could not be written, the revocations of the earlier cluster still count.
         Enrolments::remove(&state).map_err(|e| Failure::at(&state, e))?;
-        let reached = self.reached(its.info());
         Contexts::change(|contexts| {
-            contexts.current.clone_from(&context);
-            contexts
-                .contexts
-                .insert(context.clone(), of_operator(&reached, &ca, &operator));
+            let text = |path: &Path| path.to_string_lossy().into_owned();
+            let context = Context {
+                connect: vec![absolute(&reached)],
+                ca: text(ca),
+                cert: text(operator),
+                ..Context::default()
+            };
+            contexts.current.clone_from(name);
+            contexts.contexts.insert(name.clone(), context);
             Ok(())
         })?;
         let mut output = Output::lock();
-        let mut line = |path: &Path, what: &str| output.line(format_args!("{}: {what}", path.display()));
-        line(
-            &ca,
-            &format!("the authority, valid until {}", authority.info().not_after_text()),
-        )?;
-        line(
-            &key,
-            "its key: move it to a machine that runs no server; only `ssntp cert` needs it",
-        )?;
-        line(
-            &issuer,
-            &format!("gives the roles {} to nodes that join", self.roles),
-        )?;
-        line(
-            &scheduler,
-            &format!("the scheduler's certificate, for {}", its.info().hosts_text()),
-        )?;
-        line(
-            &operator,
-            &format!("your certificate; the current context is {context}, at {reached}"),
-        )?;
-        line(&settings, "the scheduler's settings")?;
-        let settings = for_shell(&settings);
+        for (path, what) in &files {
+            output.line(format_args!("{}: {what}", path.display()))?;
+        }
+        let settings = for_shell(settings);
         output.line(format_args!("next: ssntp scheduler --config-file {settings}"))?;
         output.line("then: ssntp token add --role agent")?;
         output.flush()
-    }
-
-    /// The name of the context. One of another cluster is not replaced.
-    fn context_name(&self) -> Result<String, Failure> {
-        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(is_allowed) {
-            let what = "cannot be a cluster's name: it needs 1 to 64 letters, digits, -, _ and .";
-            return Err(Failure::usage(format_args!("{:?} {what}", self.name)));
-        }
-        if !self.force && Contexts::load()?.contexts.contains_key(&self.name) {
-            return Err(Failure::usage(format_args!(
-                "there is a context {:?} already: --name gives the cluster another name, and `ssntp context \
-                 remove` removes it",
-                self.name
-            )));
-        }
-        Ok(self.name.clone())
     }
 
     /// The hosts of --host, else that of --listen, if it is one.
@@ -185,8 +170,7 @@ impl Init {
         let is_any = |host: &Host| matches!(host, Host::Address(ip) if ip.is_unspecified());
         match &self.listen {
             Address::Tcp { host, .. } if self.hosts.is_empty() => host
-                .parse()
-                .ok()
+                .parse::<Host>()
                 .into_iter()
                 .filter(|host| !is_any(host))
                 .collect(),
@@ -225,15 +209,5 @@ impl Init {
              config: {config}\n",
             self.listen.to_string(),
         )
-    }
-}
-
-fn of_operator(reached: &Address, ca: &Path, operator: &Path) -> Context {
-    let text = |path: &Path| path.to_string_lossy().into_owned();
-    Context {
-        connect: vec![absolute(reached)],
-        ca: text(ca),
-        cert: text(operator),
-        ..Context::default()
     }
 }

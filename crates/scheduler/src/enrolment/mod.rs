@@ -1,7 +1,7 @@
 //! Nodes that join with a token: where their tokens and certificates are kept, and the commands of operators.
 //!
 //! ```text
-//!  newcomer's thread, ssntp-enrol ─ join, renew ─▶ Enrolments ─ change ─▶ file, or document of the engine
+//!  newcomer's thread, ssntp-enrol ─ update ───────▶ Enrolments ─ change ─▶ file, or document of the engine
 //!                                                      ▲ │ revoked ─▶ the server's trust
 //!  dispatcher ─ ManageTokens … ─▶ ssntp-tokens ────────┘ └ answer ─▶ dispatcher ─▶ operator
 //! ```
@@ -11,12 +11,10 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `records` | the value that is stored: tokens, certificates, what is revoked |
-//! | `store` | [`Enrolments`]: the owner of the records, and where they are kept |
+//! | `store` | [`Enrolments`]: the owner of the records ([`EnrolmentRecords`](ssntp::pki::EnrolmentRecords)), and where they are kept |
 //! | `clerk` | [`Clerk`]: the commands of operators, and its thread |
 
 mod clerk;
-mod records;
 mod store;
 
 pub(crate) use self::clerk::{Clerk, no_issuer};

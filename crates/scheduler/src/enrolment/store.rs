@@ -1,4 +1,4 @@
-//! Where tokens and certificates are kept: in memory, in a file, or in a document of the engine.
+//! Where the records of nodes are kept: in memory, in a file, or in a document of the engine.
 //!
 //! It owns the records and makes one change at a time: a change is stored first, and only then shown. It
 //! never knows who asks for it.
@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
-use std::{fmt, fs, io};
+use std::{fs, io};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use log::{error, warn};
 use uuid::Uuid;
 
-use super::records::Records;
 use crate::figures::{EnrolmentFigures, tally};
 use crate::shared::{ENROLMENT, MAX_DOCUMENT, Shared};
-use ssntp::pki::{CertificateInfo, Enrolled, JoinRefusal, Trust};
-use ssntp::server::{EnrolmentStore, Redeem};
+use ssntp::pki::{Enrolled, EnrolmentRecords, JoinRefusal, Trust};
+use ssntp::server::EnrolmentStore;
 use ssntp_engine::{EngineError, View, When};
+use ssntp_payload::EnrolmentRefusal;
 use ssntp_transport::{locked, locked_again, replace, since_1970, wall_clock};
 
 /// The maximum number of nodes that wait for their token to be known here: a share of those that may join at a time,
@@ -40,12 +41,13 @@ const SHOWN: Duration = Duration::from_secs(2);
 /// # Threads
 /// Changes block on the disk or the engine, so no dispatcher makes them. The other calls do not block.
 #[derive(Clone, Debug, Default)]
-pub struct Enrolments(pub(super) Arc<RecordStore>);
+pub struct Enrolments(Arc<Parts>);
 
 /// The records, and where they are stored.
 #[derive(Debug, Default)]
-pub(super) struct RecordStore {
-    place: Place,
+struct Parts {
+    /// `None`: in memory alone.
+    file: Option<PathBuf>,
     /// Set instead of the file if this is one of several schedulers.
     shared: OnceLock<Arc<Shared>>,
     /// Has a message during a change, so that this scheduler makes one at a time.
@@ -74,36 +76,50 @@ impl Default for OneMessage {
     }
 }
 
-#[derive(Debug, Default)]
-enum Place {
-    #[default]
-    Memory,
-    File(PathBuf),
-}
-
 /// The records, and the revision of the document that has them.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Kept {
-    records: Arc<Records>,
+    records: Arc<EnrolmentRecords>,
     revision: Option<u64>,
     /// True if a view of the engine has shown this revision.
     is_shown: bool,
     /// True until the engine's document was read, or found to be missing: nobody knows what is revoked.
     is_unknown: bool,
-    unreadable: Option<Unreadable>,
+    /// A revision of the document that cannot be read, and the reason. The records are those of an earlier one, if
+    /// there was any.
+    unreadable: Option<(Option<u64>, String)>,
 }
 
-/// A revision of the document that cannot be read. The records are those of an earlier one, if there was any.
-#[derive(Clone, Debug)]
-struct Unreadable {
-    revision: Option<u64>,
-    why: String,
+/// A change that is not made, or may not be: the reason, and its details.
+#[derive(Debug)]
+pub(super) struct NotDone(pub(super) EnrolmentRefusal, pub(super) String);
+
+/// The node may have done nothing wrong, so it asks again.
+impl From<NotDone> for JoinRefusal {
+    fn from(NotDone(reason, why): NotDone) -> Self {
+        if reason == EnrolmentRefusal::Busy {
+            return Self::Busy;
+        }
+        warn!(target: "ssntp::scheduler", "a node gets no certificate now, and asks again: {reason}: {why}");
+        Self::Unavailable
+    }
 }
 
-impl Kept {
-    /// A view of the engine has shown these records.
-    fn be_shown(&mut self) {
-        (self.is_shown, self.is_unknown, self.unreadable) = (true, false, None);
+fn not_stored(why: impl ToString) -> NotDone {
+    NotDone(EnrolmentRefusal::NotStored, why.to_string())
+}
+
+/// The present time in seconds since 1970.
+pub(super) fn now() -> u64 {
+    since_1970(wall_clock()).as_secs()
+}
+
+/// The permission to make a change, until it is dropped.
+struct ChangeGuard<'a>(&'a Receiver<()>);
+
+impl Drop for ChangeGuard<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_recv();
     }
 }
 
@@ -119,21 +135,19 @@ impl Enrolments {
             io::Error::new(io::ErrorKind::InvalidData, why)
         };
         let records = match fs::metadata(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Records::default(),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => EnrolmentRecords::default(),
             Err(e) => return Err(e),
             Ok(found) if found.len() > MAX_FILE as u64 => {
                 return Err(unfit(format!("it has more than {MAX_FILE} bytes")));
             }
-            Ok(_) => Records::read(&fs::read(&path)?).map_err(unfit)?,
+            Ok(_) => read(&fs::read(&path)?).map_err(unfit)?,
         };
-        Ok(Self(Arc::new(RecordStore {
-            place: Place::File(path),
-            kept: Mutex::new(Kept {
-                records: Arc::new(records),
-                ..Kept::default()
-            }),
-            ..RecordStore::default()
-        })))
+        let parts = Parts {
+            file: Some(path),
+            ..Parts::default()
+        };
+        locked(&parts.kept).records = Arc::new(records);
+        Ok(Self(Arc::new(parts)))
     }
 
     /// Removes the file of an earlier cluster from this directory, and with it all tokens.
@@ -153,37 +167,37 @@ impl Enrolments {
         locked(&self.0.kept).is_unknown = true;
     }
 
-    /// Takes up the document in a view of the engine. Called by the engine's thread.
-    pub(crate) fn take_view(&self, view: &View) {
-        self.0.take_view(view);
-    }
-
     /// The trust, which also refuses the certificates that were revoked here.
     pub fn apply(&self, trust: &Trust) -> Trust {
-        trust.with_revoked(self.0.records().revoked())
+        trust.with_revoked(self.records().revoked())
+    }
+
+    /// Has a message when the revoked certificates may have changed: call [`apply`](Self::apply) then.
+    pub fn changes(&self) -> Receiver<()> {
+        self.0.revoked.1.clone()
     }
 
     /// The reason why it is not known which certificates are revoked, so that no node may connect. `None` if it is
     /// known.
     pub fn unknown(&self) -> Option<String> {
         let kept = locked(&self.0.kept);
-        let unreadable = kept.unreadable.as_ref().map(Unreadable::to_string);
-        let why = unreadable.unwrap_or_else(|| "the engine was not read yet".to_owned());
+        let unreadable = kept.unreadable.as_ref().map(|(_, why)| why.as_str());
+        let why = unreadable.unwrap_or("the engine was not read yet");
         kept.is_unknown
             .then(|| format!("it is not known which certificates are revoked: {why}"))
     }
 
     /// The fault of the engine's document, for the page about health.
     pub fn fault(&self) -> Option<String> {
-        let unreadable = locked(&self.0.kept).unreadable.clone()?;
+        let (_, why) = locked(&self.0.kept).unreadable.clone()?;
         Some(self.unknown().unwrap_or_else(|| {
-            format!("{unreadable}: nobody joins, and a certificate that was revoked since is not known")
+            format!("{why}: nobody joins, and a certificate that was revoked since is not known")
         }))
     }
 
     /// What is kept now, and the commands that were carried out, for metrics.
     pub fn figures(&self) -> EnrolmentFigures {
-        let (records, now) = (self.0.records(), now());
+        let (records, now) = (self.records(), now());
         let certificates = records.certificates(now);
         let states = certificates.map(|(_, _, is_revoked)| if is_revoked { "revoked" } else { "valid" });
         EnrolmentFigures {
@@ -193,6 +207,16 @@ impl Enrolments {
         }
     }
 
+    /// Counts a command of an operator.
+    pub(super) fn count(&self, action: &'static str, result: String) {
+        *locked(&self.0.commands).entry((action, result)).or_default() += 1;
+    }
+
+    /// The records, as they are stored now.
+    pub(super) fn records(&self) -> Arc<EnrolmentRecords> {
+        Arc::clone(&locked(&self.0.kept).records)
+    }
+
     /// True if the nodes whose certificates are all revoked may have changed since they were taken.
     pub(crate) fn has_lost(&self) -> bool {
         !self.0.has_taken_lost.load(Ordering::Acquire)
@@ -200,230 +224,190 @@ impl Enrolments {
 
     /// The nodes whose certificates are all revoked, if they may have changed since the last call.
     pub(crate) fn take_lost(&self) -> Option<BTreeSet<Uuid>> {
-        let is_new = !self.0.has_taken_lost.swap(true, Ordering::AcqRel);
-        is_new.then(|| self.0.records().lost())
-    }
-
-    /// Has a message when the revoked certificates may have changed: call [`apply`](Self::apply) then.
-    pub fn changes(&self) -> Receiver<()> {
-        self.0.revoked.1.clone()
-    }
-}
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the engine's document {ENROLMENT} cannot be read: {}",
-            self.why
-        )
-    }
-}
-
-/// The present time in seconds since 1970.
-pub(super) fn now() -> u64 {
-    since_1970(wall_clock()).as_secs()
-}
-
-/// The permission to make a change, until it is dropped.
-struct ChangeGuard<'a>(&'a RecordStore);
-
-impl Drop for ChangeGuard<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.changing.1.try_recv();
-    }
-}
-
-/// A change that is not stored, or may not be.
-#[derive(Debug)]
-pub(super) enum NotStored {
-    Busy,
-    Refused(String),
-    /// The engine has not stored it, for example because this scheduler drains and has left the cluster.
-    Away(String),
-    Unknown(String),
-}
-
-impl From<NotStored> for JoinRefusal {
-    fn from(not: NotStored) -> Self {
-        match not {
-            NotStored::Busy => Self::Busy,
-            NotStored::Refused(why) => Self::Issuer(why),
-            NotStored::Away(why) => {
-                log::warn!(target: "ssntp::scheduler", "a node gets no certificate now, and asks again: {why}");
-                Self::Unavailable
-            }
-            NotStored::Unknown(why) => {
-                log::warn!(target: "ssntp::scheduler", "it is not known whether a join is stored: {why}");
-                Self::Unavailable
-            }
+        if self.0.has_taken_lost.swap(true, Ordering::AcqRel) {
+            return None;
         }
-    }
-}
-
-impl RecordStore {
-    /// The records, as they are stored now.
-    pub(super) fn records(&self) -> Arc<Records> {
-        Arc::clone(&locked(&self.kept).records)
-    }
-
-    /// Counts a command of an operator.
-    pub(super) fn count(&self, action: &'static str, result: String) {
-        *locked(&self.commands).entry((action, result)).or_default() += 1;
+        let records = self.records();
+        let nodes = |is_lost| {
+            let its = records.certificates(0);
+            its.filter(move |(.., is_revoked)| *is_revoked == is_lost)
+                .map(|(_, one, _)| one.uuid)
+        };
+        let valid: BTreeSet<_> = nodes(false).collect();
+        Some(nodes(true).filter(|node| !valid.contains(node)).collect())
     }
 
-    fn take_view(&self, view: &View) {
+    /// Takes up the document in a view of the engine. Called by the engine's thread.
+    pub(crate) fn take_view(&self, view: &View) {
         let document = view.documents.get(ENROLMENT);
         let revision = document.map(|document| document.revision);
-        let mut kept = locked(&self.kept);
-        if kept.unreadable.as_ref().is_some_and(|it| it.revision == revision) {
+        let mut kept = locked(&self.0.kept);
+        let is_unreadable = kept.unreadable.as_ref().is_some_and(|(at, _)| *at == revision);
+        // It was read before this scheduler's own change. An older revision after that is that of a restored
+        // snapshot, which counts.
+        if is_unreadable || !kept.is_shown && revision < kept.revision {
             return;
         }
         if revision == kept.revision {
-            kept.be_shown();
-            return;
-        }
-        // It was read before this scheduler's own change. An older revision after that is that of a restored
-        // snapshot, which counts.
-        if !kept.is_shown && revision < kept.revision {
+            (kept.is_shown, kept.is_unknown, kept.unreadable) = (true, false, None);
             return;
         }
         drop(kept);
-        match document.map(|document| Records::read(&document.text)) {
-            None => self.set(Records::default(), None, true),
-            Some(Ok(records)) => self.set(records, revision, true),
-            Some(Err(why)) => {
-                let unreadable = Unreadable { revision, why };
-                let mut kept = locked(&self.kept);
+        match document.map_or(Ok(EnrolmentRecords::default()), |document| read(&document.text)) {
+            Ok(records) => self.set(records, revision, true),
+            Err(why) => {
+                let why = format!("the engine's document {ENROLMENT} cannot be read: {why}");
+                let mut kept = locked(&self.0.kept);
                 let nobody = if kept.is_unknown {
                     "no node connects or joins"
                 } else {
                     "nobody joins"
                 };
-                log::error!(target: "ssntp::scheduler", "{unreadable}: {nobody} until it is mended or deleted");
-                kept.unreadable = Some(unreadable);
+                error!(target: "ssntp::scheduler", "{why}: {nobody} until it is mended or deleted");
+                kept.unreadable = Some((revision, why));
             }
         }
     }
 
-    /// The reason why nothing can be changed now.
-    fn not_ready(&self) -> Option<NotStored> {
-        let kept = locked(&self.kept);
-        let unreadable = kept.unreadable.as_ref();
-        let refused = unreadable.map(|why| NotStored::Refused(why.to_string()));
-        refused.or(kept.is_unknown.then_some(NotStored::Busy))
+    fn set(&self, mut records: EnrolmentRecords, revision: Option<u64>, is_shown: bool) {
+        let mut kept = locked(&self.0.kept);
+        // Also a document that was lost or restored gives nobody a revoked certificate back.
+        records.keep_revoked(&kept.records);
+        let is_same = kept.records.revoked().eq(records.revoked());
+        *kept = Kept {
+            records: Arc::new(records),
+            revision,
+            is_shown,
+            ..Kept::default()
+        };
+        // A node that joins again is not lost any more.
+        self.0.has_taken_lost.store(false, Ordering::Release);
+        if !is_same {
+            // One message is enough for all changes.
+            let _ = self.0.revoked.0.try_send(());
+        }
+        self.0.is_newer.notify_all();
+    }
+
+    /// Waits while this is true of the records, for at most [`SHOWN`].
+    fn wait_while(&self, is_true: impl FnMut(&mut Kept) -> bool) {
+        let kept = locked(&self.0.kept);
+        drop(locked_again(
+            self.0.is_newer.wait_timeout_while(kept, SHOWN, is_true),
+        ));
     }
 
     /// Waits until this token is known, for at most [`SHOWN`]: another scheduler may have added it a moment ago.
     /// False if too many nodes wait already.
     fn await_token(&self, id: &str) -> bool {
-        let is_unknown = |kept: &mut Kept| !kept.records.has_token(id);
-        if self.shared.get().is_none() || !is_unknown(&mut locked(&self.kept)) {
+        if self.0.shared.get().is_none() || self.records().has_token(id) {
             return true;
         }
-        let has_room = self.awaiting.fetch_add(1, Ordering::Relaxed) < AWAITING;
+        let has_room = self.0.awaiting.fetch_add(1, Ordering::Relaxed) < AWAITING;
         if has_room {
-            let kept = locked(&self.kept);
-            drop(locked_again(
-                self.is_newer.wait_timeout_while(kept, SHOWN, is_unknown),
-            ));
+            self.wait_while(|kept| !kept.records.has_token(id));
         }
-        self.awaiting.fetch_sub(1, Ordering::Relaxed);
+        self.0.awaiting.fetch_sub(1, Ordering::Relaxed);
         has_room
-    }
-
-    fn set(&self, mut records: Records, revision: Option<u64>, is_shown: bool) {
-        let mut kept = locked(&self.kept);
-        // Also a document that was lost or restored gives nobody a revoked certificate back.
-        records.keep_revoked(&kept.records);
-        let before = std::mem::replace(&mut kept.records, Arc::new(records));
-        kept.be_shown();
-        // A node that joins again is not lost any more.
-        self.has_taken_lost.store(false, Ordering::Release);
-        (kept.revision, kept.is_shown) = (revision, is_shown);
-        if !before.revoked().eq(kept.records.revoked()) {
-            // One message is enough for all changes.
-            let _ = self.revoked.0.try_send(());
-        }
-        self.is_newer.notify_all();
     }
 
     /// Waits until no other change is under way. `None` if others take too long, for example because the engine is away:
     /// few nodes join at a time, and others wait for them.
     fn begin_change(&self) -> Option<ChangeGuard<'_>> {
-        self.changing.0.send_timeout((), CHANGE_WAIT).ok()?;
-        Some(ChangeGuard(self))
+        let OneMessage(begin, end) = &self.0.changing;
+        begin.send_timeout((), CHANGE_WAIT).ok()?;
+        Some(ChangeGuard(end))
+    }
+
+    /// The records to change and their revision, or the reason why nothing can be changed now.
+    fn changeable(&self) -> Result<(Arc<EnrolmentRecords>, Option<u64>), NotDone> {
+        let kept = locked(&self.0.kept);
+        match &kept.unreadable {
+            Some((_, why)) => Err(not_stored(why)),
+            None if kept.is_unknown => Err(busy("the engine was not read yet")),
+            None => Ok((Arc::clone(&kept.records), kept.revision)),
+        }
     }
 
     /// Stores a change of the records, and shows it then. Blocks while it is stored. `change` is called again if
     /// another scheduler has changed them meanwhile.
-    pub(super) fn change<T, E: From<NotStored>>(
+    pub(super) fn change<T, E: From<NotDone>>(
         &self,
-        mut change: impl FnMut(&mut Records) -> Result<T, E>,
+        mut change: impl FnMut(&mut EnrolmentRecords) -> Result<T, E>,
     ) -> Result<T, E> {
-        let Some(_guard) = self.begin_change() else {
-            return Err(NotStored::Busy.into());
-        };
+        let _guard = self
+            .begin_change()
+            .ok_or_else(|| busy("other changes take too long"))?;
         for _ in 0..ATTEMPTS {
-            if let Some(why) = self.not_ready() {
-                return Err(why.into());
-            }
-            let kept = locked(&self.kept).clone();
-            let mut records = Records::clone(&kept.records);
+            let (before, revision) = self.changeable()?;
+            let mut records = EnrolmentRecords::clone(&before);
             records.forget_ended(now());
             let changed = change(&mut records)?;
-            if records == *kept.records {
+            if records == *before {
                 return Ok(changed);
             }
-            if let Some(revision) = self.store(&mut records, kept.revision)? {
+            if let Some(revision) = self.store(&mut records, revision)? {
                 self.set(records, revision, false);
                 return Ok(changed);
             }
             // The view with the other change may have come already, and was not taken up.
-            if let Some(shared) = self.shared.get() {
-                locked(&self.kept).is_shown = true;
+            if let Some(shared) = self.0.shared.get() {
+                locked(&self.0.kept).is_shown = true;
                 self.take_view(&shared.view());
             }
-            let waits = |now: &mut Kept| now.revision == kept.revision;
-            drop(locked_again(self.is_newer.wait_timeout_while(
-                locked(&self.kept),
-                SHOWN,
-                waits,
-            )));
+            self.wait_while(|kept| kept.revision == revision);
         }
-        Err(NotStored::Unknown("other schedulers change the document all the time".to_owned()).into())
+        let why = "other schedulers change the document all the time";
+        Err(NotDone(EnrolmentRefusal::Unknown, why.to_owned()).into())
     }
 
     /// Stores the records. Returns the document's new revision, or `None` if another scheduler has changed it
     /// since this revision.
-    fn store(&self, records: &mut Records, revision: Option<u64>) -> Result<Option<Option<u64>>, NotStored> {
-        let Some(shared) = self.shared.get() else {
-            if let Place::File(path) = &self.place {
+    fn store(
+        &self,
+        records: &mut EnrolmentRecords,
+        revision: Option<u64>,
+    ) -> Result<Option<Option<u64>>, NotDone> {
+        let Some(shared) = self.0.shared.get() else {
+            if let Some(path) = &self.0.file {
                 let text = text(records, MAX_FILE)?;
-                replace(path, &text).map_err(|e| NotStored::Refused(format!("{}: {e}", path.display())))?;
+                replace(path, &text).map_err(|e| not_stored(format_args!("{}: {e}", path.display())))?;
             }
             return Ok(Some(None));
         };
         let text = text(records, MAX_DOCUMENT)?;
-        let documents = shared.documents();
-        let documents = documents.ok_or(NotStored::Busy)?;
+        let documents = shared
+            .documents()
+            .ok_or_else(|| busy("the scheduler has not joined yet"))?;
         match documents.write(ENROLMENT, &text, revision.map_or(When::Absent, When::At)) {
             Ok(revision) => Ok(Some(Some(revision))),
             Err(EngineError::Changed) => Ok(None),
-            Err(e) if e.is_unknown() => Err(NotStored::Unknown(e.to_string())),
-            Err(e) => Err(NotStored::Away(e.to_string())),
+            Err(e) if e.is_unknown() => Err(NotDone(EnrolmentRefusal::Unknown, e.to_string())),
+            Err(e) => Err(not_stored(e)),
         }
     }
 }
 
+fn busy(why: &str) -> NotDone {
+    NotDone(EnrolmentRefusal::Busy, why.to_owned())
+}
+
+/// The records in a JSON text.
+fn read(json: &[u8]) -> Result<EnrolmentRecords, String> {
+    let records: EnrolmentRecords = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+    records.check().map_err(|e| e.to_string())?;
+    Ok(records)
+}
+
 /// The records as text. Chains that only repeat an answer give way if it is too long.
-fn text(records: &mut Records, limit: usize) -> Result<Vec<u8>, NotStored> {
+fn text(records: &mut EnrolmentRecords, limit: usize) -> Result<Vec<u8>, NotDone> {
     loop {
-        let text = serde_json::to_vec(&*records).map_err(|e| NotStored::Refused(e.to_string()))?;
+        let text = serde_json::to_vec(&*records).map_err(not_stored)?;
         if text.len() <= limit {
-            let needed = text.len().saturating_sub(records.chains());
+            let chains: usize = records.certificates(0).map(|(_, one, _)| one.chain.len()).sum();
+            let needed = text.len().saturating_sub(chains);
             if needed > limit / 5 * 4 {
-                log::warn!(target: "ssntp::scheduler",
+                warn!(target: "ssntp::scheduler",
                     "the records of tokens and certificates have {needed} bytes of {limit}: \
                      soon no node can join or renew; a shorter --node-lifetime forgets certificates earlier"
                 );
@@ -431,27 +415,24 @@ fn text(records: &mut Records, limit: usize) -> Result<Vec<u8>, NotStored> {
             return Ok(text);
         }
         if !records.drop_a_chain() {
-            let why = format!("there is no room for more: {} bytes of {limit}", text.len());
-            return Err(NotStored::Refused(why));
+            let len = text.len();
+            return Err(not_stored(format_args!(
+                "there is no room for more: {len} bytes of {limit}"
+            )));
         }
     }
 }
 
 impl EnrolmentStore for Enrolments {
-    fn join(&self, id: &str, key: &str, redeem: &mut Redeem<'_>) -> Result<Enrolled, JoinRefusal> {
-        if !self.0.await_token(id) {
+    fn update(
+        &self,
+        token: Option<&str>,
+        change: &mut dyn FnMut(&mut EnrolmentRecords) -> Result<Enrolled, JoinRefusal>,
+    ) -> Result<Enrolled, JoinRefusal> {
+        if token.is_some_and(|id| !self.await_token(id)) {
             return Err(JoinRefusal::Busy);
         }
-        self.0.change(|records| records.join(id, key, redeem))
-    }
-
-    fn renew(
-        &self,
-        before: &CertificateInfo,
-        of_issuer: bool,
-        renewed: &Enrolled,
-    ) -> Result<Enrolled, JoinRefusal> {
-        self.0.change(|records| records.renew(before, of_issuer, renewed))
+        self.change(change)
     }
 }
 

@@ -1,11 +1,11 @@
 //! The addresses of tenants' instances: an address is free only once no node has its instance.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ssntp::Role;
 use ssntp::payload::Payload;
-use ssntp::pki::Enrolled;
+use ssntp::pki::{SigningRequest, node_key, signing_request};
 use ssntp::proto::Command;
 use ssntp::server::{Enrolment, EnrolmentStore};
 use ssntp_payload::{CertificateAction, EnrolmentRefusal, ManageCertificates, NodeCertificates};
@@ -176,26 +176,24 @@ fn an_address_is_kept_while_its_node_is_away_unless_an_operator_says_that_the_no
 #[test]
 fn the_addresses_of_a_node_whose_certificates_are_revoked_are_freed_once_the_concentrator_is_told() {
     let records = Enrolments::default();
-    let issuer = ssntp_test_support::authority()
-        .issuer("one", Role::AGENT, 10)
-        .unwrap();
+    let [issuer, other_issuer] = ["one", "two"].map(|name| {
+        let authority = ssntp_test_support::authority();
+        authority.issuer(name, Role::AGENT, 10).unwrap()
+    });
     let enrolment = Enrolment::new(issuer, records.clone());
     let config = SchedulerConfig::new().enrolments(records.clone());
     let cluster = Cluster::with(config, |server| server.enrol(enrolment));
     let mut controller = cluster.controller();
     let revoke = |controller: &mut Client, node: Uuid| {
-        for serial in ["0a", "0b"] {
-            let enrolled = Enrolled {
-                uuid: node,
-                roles: Role::AGENT,
-                serial: format!("{serial}:{:02x}", node.as_u128() & 0x7f),
-                ends: 9_999_999_999,
-                token: String::new(),
-                key: String::new(),
-                chain: String::new(),
-            };
-            let before = super::client::identity(Role::AGENT);
-            records.renew(before.info(), false, &enrolled).unwrap();
+        let mut before = super::client::identity(Role::AGENT).info().clone();
+        // It is the node's, and its life is over.
+        (before.uuid, before.not_after) = (Some(node), before.not_before);
+        for _ in 0..2 {
+            let key = signing_request(&node_key().unwrap(), "key").unwrap();
+            let key = SigningRequest::from_pem(&key).unwrap();
+            let issuing = (&other_issuer, Duration::from_secs(3600), SystemTime::now());
+            let renewed = records.update(None, &mut |records| records.renew(&before, false, &key, issuing));
+            renewed.unwrap();
         }
         controller.drain();
         controller.send_payload(&ManageCertificates {

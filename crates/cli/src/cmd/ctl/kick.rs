@@ -125,28 +125,31 @@ impl NamedClient {
         {
             return Ok(uuid.into());
         }
-        let mut found = known()?;
-        found.retain(|uuid| !client.is_empty() && uuid.as_str().starts_with(&client));
-        // A node has a certificate for each renewal.
-        found.sort_by(|one, other| one.as_str().cmp(other.as_str()));
-        found.dedup();
-        match found.as_slice() {
-            [uuid] => Ok(uuid.clone()),
-            [] => Err(Failure::new(format!(
-                "no {of} has a UUID that begins with {}",
-                printable(&self.client)
-            ))),
-            several => {
-                // A server may have thousands of sessions, and five UUIDs are enough for an error.
-                let few = several.iter().take(5).map(|uuid| printable(uuid.as_str()));
-                Err(Failure::new(format!(
-                    "{} UUIDs begin with {}: {}{}",
-                    several.len(),
-                    printable(&self.client),
-                    few.collect::<Vec<_>>().join(", "),
-                    if several.len() > 5 { ", …" } else { "" }
-                )))
-            }
+        let known = known()?.iter().map(Id::to_string).collect();
+        Ok(only(of, "a UUID", &client, known)?.into())
+    }
+}
+
+/// The only one of these texts that begins so. `of` is what has them, and `kind` is what they are.
+pub(super) fn only(of: &str, kind: &str, begin: &str, mut known: Vec<String>) -> Result<String, Failure> {
+    known.retain(|one| !begin.is_empty() && one.starts_with(begin));
+    // A node has a certificate for each renewal.
+    known.sort();
+    known.dedup();
+    let begin = printable(begin);
+    match known.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(Failure::new(format!(
+            "no {of} has {kind} that begins with {begin}"
+        ))),
+        several => {
+            // A server may have thousands of sessions, and five UUIDs are enough for an error.
+            let few: Vec<_> = several.iter().take(5).map(|one| printable(one)).collect();
+            let (count, few) = (several.len(), few.join(", "));
+            let more = if count > 5 { ", …" } else { "" };
+            Err(Failure::new(format!(
+                "{count} {of}s have {kind} that begins with {begin}: {few}{more}"
+            )))
         }
     }
 }

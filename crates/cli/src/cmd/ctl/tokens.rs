@@ -15,7 +15,7 @@ use ssntp_payload::{
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
-use super::kick::NamedClient;
+use super::kick::{NamedClient, only};
 use super::options::Options;
 use super::session::Session;
 use super::sessions::new_id;
@@ -181,26 +181,10 @@ fn all_tokens(session: &Session<'_>) -> Result<Vec<TokenEntry>, Failure> {
 
 fn remove(options: &Options, stop: &Stop, id: &str) -> Result<(), Failure> {
     let session = Session::open(options, stop)?;
-    let mut found = all_tokens(&session)?;
-    found.retain(|token| !id.is_empty() && token.id.starts_with(id));
-    let token = match found.as_slice() {
-        [token] => TokenEntry {
-            id: token.id.clone(),
-            ..TokenEntry::default()
-        },
-        [] => {
-            return Err(Failure::new(format_args!(
-                "no token has an id that begins with {}",
-                printable(id)
-            )));
-        }
-        several => {
-            let count = several.len();
-            return Err(Failure::new(format_args!(
-                "{count} tokens have an id that begins with {}",
-                printable(id)
-            )));
-        }
+    let known = all_tokens(&session)?.into_iter().map(|token| token.id).collect();
+    let token = TokenEntry {
+        id: only("token", "an id", id, known)?,
+        ..TokenEntry::default()
     };
     let text = format!("token {}: removed", token.id);
     let value = json!({"id": token.id});

@@ -2,296 +2,185 @@ use std::sync::Barrier;
 use std::thread;
 
 use ssntp::Role;
-use ssntp::pki::StoredToken;
+use ssntp::pki::{
+    Authority, AuthorityRequest, Issuer, JoinToken, SigningRequest, StoredToken, node_key, signing_request,
+};
+use ssntp::transport::Address;
 use ssntp_engine::{Join, Member, Membership};
 use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::wait::wait_for;
-use uuid::Uuid;
 
-use super::super::records::{MAX_TOKENS, TOLD};
 use super::*;
 
-const NEVER: u64 = 1 << 40;
+/// An issuer, and tokens of its authority.
+struct Site {
+    authority: Authority,
+    issuer: Issuer,
+}
 
-fn token(id: &str, uses: u32) -> StoredToken {
-    StoredToken {
-        id: id.to_owned(),
-        secret_sha256: "A".repeat(43),
-        roles: Role::AGENT,
-        uuid: None,
-        uses_left: uses,
-        ends: NEVER,
-        made_by: "ops".to_owned(),
+impl Site {
+    fn new() -> Self {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        Self {
+            issuer: authority.issuer("one", Role::AGENT, 10).unwrap(),
+            authority,
+        }
+    }
+
+    /// A token for so many nodes, and its record.
+    fn token(&self, uses: u32) -> (JoinToken, StoredToken) {
+        let token = JoinToken::new(Address::tcp("localhost", 1), self.authority.info()).unwrap();
+        let ends = wall_clock() + Duration::from_secs(3600);
+        let stored = StoredToken::new(&token, Role::AGENT, None, uses, ends, "ops");
+        (token, stored)
+    }
+
+    /// The token of new records.
+    fn add(&self, records: &Enrolments, uses: u32) -> JoinToken {
+        let (token, stored) = self.token(uses);
+        add(records, stored).unwrap();
+        token
+    }
+
+    fn join(&self, records: &Enrolments, token: &JoinToken, key: &Key) -> Result<Enrolled, JoinRefusal> {
+        let request = token.request(Role::AGENT, String::new());
+        let issuing = (&self.issuer, Duration::from_secs(3600), wall_clock());
+        records.update(Some(token.id()), &mut |records| {
+            records.join(&request, &key.0, issuing)
+        })
     }
 }
 
-fn enrolled(node: u128, key: &str) -> Enrolled {
-    Enrolled {
-        uuid: Uuid::from_u128(node),
-        roles: Role::AGENT,
-        serial: format!("{node:02x}:01"),
-        ends: NEVER,
-        token: "t".to_owned(),
-        key: key.to_owned(),
-        chain: "chain".to_owned(),
+/// The key of a node.
+struct Key(SigningRequest);
+
+impl Key {
+    fn new() -> Self {
+        let request = signing_request(&node_key().unwrap(), "key").unwrap();
+        Self(SigningRequest::from_pem(&request).unwrap())
     }
 }
 
-/// The facts in a node's certificate.
-fn shown(enrolled: &Enrolled) -> CertificateInfo {
-    let mut info = CertificateInfo::nothing(&Vec::new().into());
-    info.serial.clone_from(&enrolled.serial);
-    info.uuid = Some(enrolled.uuid);
-    info.roles = enrolled.roles;
-    info
+fn add(records: &Enrolments, token: StoredToken) -> Result<(), NotDone> {
+    records.change(|records| records.add_token(token.clone()).map_err(not_stored))
 }
 
-/// Joins as the library does: the token counts down, and the same key gets what it had before.
-fn join(records: &Enrolments, node: u128, key: &str) -> Result<Enrolled, JoinRefusal> {
-    records.join("t", key, &mut |token, before| {
-        if let Some(before) = before {
-            return Ok(before.clone());
-        }
-        if token.uses_left == 0 {
-            return Err(JoinRefusal::Used);
-        }
-        token.uses_left -= 1;
-        Ok(enrolled(node, key))
-    })
-}
-
-fn add(records: &Enrolments, token: StoredToken) {
-    let added = |records: &mut Records| records.add_token(token.clone()).map_err(NotStored::Refused);
-    records.0.change(added).unwrap();
+/// The reason why nothing is changed.
+fn reason(refused: Result<(), NotDone>) -> (EnrolmentRefusal, String) {
+    let NotDone(reason, why) = refused.unwrap_err();
+    (reason, why)
 }
 
 #[test]
 fn what_is_stored_is_read_back_and_a_used_token_stays_used() {
-    let directory = tempfile::tempdir().unwrap();
+    let (directory, site) = (tempfile::tempdir().unwrap(), Site::new());
     let read = || Enrolments::in_directory(directory.path()).unwrap();
     let records = read();
-    add(&records, token("t", 1));
-    let first = join(&records, 1, "one").unwrap();
-    assert_eq!(join(&read(), 2, "two"), Err(JoinRefusal::Used));
+    let token = site.add(&records, 1);
+    let [one, other] = [Key::new(), Key::new()];
+    let first = site.join(&records, &token, &one).unwrap();
+    assert_eq!(site.join(&read(), &token, &other), Err(JoinRefusal::Used));
     // A node that lost its answer asks again with its key, also after a restart of the scheduler.
-    assert_eq!(join(&read(), 3, "one"), Ok(first));
-    assert_eq!(join(&read(), 4, "one").unwrap().uuid, Uuid::from_u128(1));
+    assert_eq!(site.join(&read(), &token, &one), Ok(first));
 }
 
 #[test]
-fn a_change_that_cannot_be_stored_is_not_made() {
-    let directory = tempfile::tempdir().unwrap();
-    let records = Enrolments::in_directory(&directory.path().join("gone")).unwrap();
-    let refused = join(&records, 1, "one").unwrap_err();
-    assert_eq!(refused, JoinRefusal::Proof, "there is no token yet");
-    let added: Result<(), NotStored> = records.0.change(|records| {
-        records.add_token(token("t", 1)).unwrap();
-        Ok(())
-    });
-    assert!(matches!(added, Err(NotStored::Refused(_))));
-    assert_eq!(records.0.records().tokens(0).count(), 0);
+fn a_change_that_cannot_be_stored_is_not_made_and_a_node_asks_again() {
+    let (directory, site) = (tempfile::tempdir().unwrap(), Site::new());
+    let state = directory.path().join("state");
+    fs::create_dir(&state).unwrap();
+    let records = Enrolments::in_directory(&state).unwrap();
+    let (token, one) = (site.add(&records, 1), Key::new());
+    fs::remove_dir_all(&state).unwrap();
+    assert_eq!(site.join(&records, &token, &one), Err(JoinRefusal::Unavailable));
+    let (reason, why) = reason(add(&records, site.token(1).1));
+    assert_eq!(reason, EnrolmentRefusal::NotStored);
+    assert!(why.contains(FILE), "{why}");
+    let kept = records.records();
+    assert_eq!((kept.tokens(0).count(), kept.certificates(0).count()), (1, 0));
+    fs::create_dir(&state).unwrap();
+    assert!(site.join(&records, &token, &one).is_ok());
+    assert_eq!(site.join(&records, &token, &Key::new()), Err(JoinRefusal::Used));
 }
 
 #[test]
 fn a_file_that_is_no_list_of_tokens_is_refused_with_its_name() {
     let directory = tempfile::tempdir().unwrap();
-    fs::write(directory.path().join(FILE), "{\"tokens\":{},\"more\":1}").unwrap();
-    let why = Enrolments::in_directory(directory.path())
-        .unwrap_err()
-        .to_string();
-    assert!(why.contains(FILE) && why.contains("more"), "{why}");
+    for (text, what) in [
+        ("{\"tokens\":{},\"more\":1}", "more"),
+        ("{\"revoked\":{\"serial\":9}}", "serial"),
+    ] {
+        fs::write(directory.path().join(FILE), text).unwrap();
+        let why = Enrolments::in_directory(directory.path())
+            .unwrap_err()
+            .to_string();
+        assert!(why.contains(FILE) && why.contains(what), "{why}");
+    }
 }
 
 #[test]
-fn a_revoked_certificate_is_told_refused_and_forgotten_at_its_end() {
-    let records = Enrolments::default();
-    add(&records, token("t", 2));
-    let first = join(&records, 1, "one").unwrap();
-    let other = join(&records, 2, "two").unwrap();
+fn the_file_of_an_earlier_version_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = r#"{"tokens":{"t":{"id":"t","secret_sha256":"s","roles":"agent","uuid":null,"uses_left":1,
+        "ends":1099511627776,"made_by":"ops"}},"certificates":[{"uuid":"00000000-0000-0000-0000-000000000001",
+        "roles":"agent","serial":"01:01","ends":1099511627776,"token":"t","key":"k","chain":"c"}],
+        "revoked":{"01:01":1099511627776}}"#;
+    fs::write(directory.path().join(FILE), text).unwrap();
+    let records = Enrolments::in_directory(directory.path()).unwrap();
+    assert_eq!(records.records().tokens(0).count(), 1);
+    assert_eq!(records.take_lost(), Some(BTreeSet::from([Uuid::from_u128(1)])));
+}
+
+#[test]
+fn a_revoked_certificate_is_told_and_refused_and_its_node_is_lost() {
+    let (site, records) = (Site::new(), Enrolments::default());
+    let (token, one) = (site.add(&records, 2), Key::new());
+    let first = site.join(&records, &token, &one).unwrap();
+    site.join(&records, &token, &Key::new()).unwrap();
     assert!(records.changes().try_recv().is_err());
-    let count = records
-        .0
-        .change(|records| Ok::<_, NotStored>(records.revoke(first.uuid)));
+    assert_eq!(records.take_lost(), Some(BTreeSet::new()));
+    let count = records.change(|records| Ok::<_, NotDone>(records.revoke(first.uuid)));
     assert_eq!(count.unwrap(), Some(1));
     assert!(records.changes().try_recv().is_ok());
-    assert!(records.0.records().revoked().eq([first.serial.as_str()]));
-    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Used));
-    let next = Enrolled {
-        serial: "09:09".to_owned(),
-        ..first.clone()
-    };
-    let mut kept = Records::clone(&records.0.records());
-    assert!(matches!(
-        kept.renew(&shown(&first), true, &next),
-        Err(JoinRefusal::NotRenewable(_))
-    ));
-    assert_eq!(kept.renew(&shown(&other), true, &next), Ok(next));
-    kept.forget_ended(NEVER + TOLD);
-    assert_eq!(
-        (
-            kept.tokens(0).count(),
-            kept.certificates(0).count(),
-            kept.revoked().count()
-        ),
-        (0, 0, 0)
-    );
+    assert!(records.records().revoked().eq([first.serial.as_str()]));
+    assert_eq!(site.join(&records, &token, &one), Err(JoinRefusal::Used));
+    assert!(records.has_lost());
+    assert_eq!(records.take_lost(), Some(BTreeSet::from([first.uuid])));
+    assert_eq!((records.has_lost(), records.take_lost()), (false, None));
 }
 
-#[test]
-fn what_has_ended_is_not_listed_before_the_next_change_forgets_it() {
-    let mut records = Records::default();
-    records.add_token(token("t", 1)).unwrap();
-    records
-        .join("t", "key", &mut |_, _| Ok(enrolled(1, "key")))
-        .unwrap();
-    let listed = |now| (records.tokens(now).count(), records.certificates(now).count());
-    assert_eq!((listed(NEVER - 1), listed(NEVER)), ((1, 1), (0, 0)));
-}
-
-#[test]
-fn a_token_that_has_ended_is_known_for_a_day_and_makes_room_for_others() {
-    let mut records = Records::default();
-    let ended = |id: &str| StoredToken {
-        ends: 1000,
-        ..token(id, 1)
-    };
-    let told = |records: &mut Records| records.join("t", "key", &mut |_, _| Err(JoinRefusal::Ended));
-    records.add_token(ended("t")).unwrap();
-    records.forget_ended(1000 + TOLD - 1);
-    assert_eq!(told(&mut records), Err(JoinRefusal::Ended));
-    records.forget_ended(1000 + TOLD);
-    assert_eq!(told(&mut records), Err(JoinRefusal::Proof));
-    for number in 0..MAX_TOKENS {
-        records.add_token(ended(&number.to_string())).unwrap();
+/// Records with nine certificates, and the length of a chain.
+fn nine() -> (EnrolmentRecords, usize) {
+    let (site, records) = (Site::new(), Enrolments::default());
+    let token = site.add(&records, 9);
+    let mut longest = 0;
+    for _ in 0..9 {
+        let joined = site.join(&records, &token, &Key::new()).unwrap();
+        longest = longest.max(joined.chain.len());
     }
-    records.forget_ended(1001);
-    records.add_token(token("t", 1)).unwrap();
-}
-
-#[test]
-fn a_node_that_renews_again_and_again_does_not_fill_the_records() {
-    let mut records = Records::default();
-    records.add_token(token("t", 2)).unwrap();
-    for node in [1, 2] {
-        let joined = records.join("t", &node.to_string(), &mut |_, _| Ok(enrolled(node, "key")));
-        joined.unwrap();
-    }
-    let mut keys = 0;
-    let mut renew = |records: &mut Records, node: u128| {
-        keys += 1;
-        records.renew(&shown(&enrolled(node, "")), true, &renewed(node, keys, "issuer"))
-    };
-    while renew(&mut records, 1).is_ok() {}
-    assert_eq!(records.certificates(0).count(), 33);
-    assert!(matches!(renew(&mut records, 1), Err(JoinRefusal::NotRenewable(why)) if why.contains("32")));
-    assert!(renew(&mut records, 2).is_ok());
-    // Revoked ones do not count: the node has joined again.
-    records.revoke(Uuid::from_u128(1));
-    let again = Enrolled {
-        serial: "01:77".to_owned(),
-        ..enrolled(1, "again")
-    };
-    records.join("t", "again", &mut |_, _| Ok(again.clone())).unwrap();
-    assert!(
-        records
-            .renew(&shown(&again), true, &renewed(1, 99, "issuer"))
-            .is_ok()
-    );
-}
-
-#[test]
-fn of_the_certificates_of_issuers_only_those_in_the_records_are_renewed() {
-    let mut records = Records::default();
-    records.add_token(token("t", 1)).unwrap();
-    let joined = records.join("t", "key", &mut |_, _| Ok(enrolled(1, "key")));
-    let joined = shown(&joined.unwrap());
-    let mut forged = [joined.clone(), joined.clone(), joined.clone()];
-    forged[0].serial = "01:02".to_owned();
-    forged[1].uuid = Some(Uuid::from_u128(2));
-    forged[2].roles = Role::NETAGENT;
-    for forged in &forged {
-        let refused = records.renew(forged, true, &renewed(1, 1, "issuer"));
-        assert!(matches!(refused, Err(JoinRefusal::NotRenewable(why)) if why.contains("records")));
-    }
-    assert!(records.renew(&joined, true, &renewed(1, 1, "issuer")).is_ok());
-    // One that the authority itself has issued.
-    assert!(records.renew(&forged[0], false, &renewed(1, 2, "issuer")).is_ok());
-}
-
-/// A certificate that a node gets at a renewal for one of its keys.
-fn renewed(node: u128, key: u32, issuer: &str) -> Enrolled {
-    Enrolled {
-        serial: format!("{node:02x}:{key:02x}:02"),
-        token: String::new(),
-        chain: format!("node-----END CERTIFICATE-----\n{issuer}"),
-        ..enrolled(node, &key.to_string())
-    }
-}
-
-#[test]
-fn a_renewal_is_repeated_for_the_same_key_until_its_certificate_is_used() {
-    let mut records = Records::default();
-    records.add_token(token("t", 1)).unwrap();
-    let joined = records.join("t", "key", &mut |_, _| Ok(enrolled(1, "key")));
-    let (before, first) = (shown(&joined.unwrap()), renewed(1, 7, "issuer"));
-    records.renew(&before, true, &first).unwrap();
-    // The node asks again, for a certificate that would have another serial number.
-    let other = |issuer| Enrolled {
-        serial: "01:66".to_owned(),
-        ..renewed(1, 7, issuer)
-    };
-    for _ in 0..100 {
-        records.forget_ended(0);
-        assert_eq!(
-            records.renew(&before, true, &other("issuer")).as_ref(),
-            Ok(&first)
-        );
-    }
-    assert_eq!(records.certificates(0).count(), 2);
-    // Not that of an issuer which was replaced, perhaps because it was stolen, and not the one that is to be renewed.
-    let second = records.renew(&before, true, &other("another issuer")).unwrap();
-    assert_eq!(second, other("another issuer"));
-    let third = renewed(1, 7, "issuer");
-    assert_eq!(records.renew(&shown(&first), true, &third), Ok(third));
-    let kept = records.certificates(0).map(|(_, one, _)| !one.chain.is_empty());
-    assert!(kept.eq([true, false, true, true]));
+    (EnrolmentRecords::clone(&records.records()), longest)
 }
 
 #[test]
 fn chains_give_way_before_a_certificate_does() {
-    let mut records = Records::default();
-    records.add_token(token("t", 9)).unwrap();
-    for node in 0..9 {
-        let joined = records.join("t", &node.to_string(), &mut |_, _| {
-            Ok(Enrolled {
-                chain: "c".repeat(1000),
-                ..enrolled(node, &node.to_string())
-            })
-        });
-        joined.unwrap();
-    }
-    assert!(text(&mut records, 4000).unwrap().len() <= 4000);
-    let chains = records
+    let (mut records, longest) = nine();
+    let all: Vec<_> = records.certificates(0).map(|(_, one, _)| one.uuid).collect();
+    let limit = serde_json::to_vec(&records).unwrap().len() - 6 * longest;
+    assert!(text(&mut records, limit).unwrap().len() <= limit);
+    let kept = records
         .certificates(0)
         .filter(|(_, one, _)| !one.chain.is_empty());
+    let kept: Vec<_> = kept.map(|(_, one, _)| one.uuid).collect();
     // The newest keep theirs.
-    assert!(chains.map(|(_, one, _)| one.uuid.as_u128()).eq([7, 8]));
-    assert!(matches!(text(&mut records, 100), Err(NotStored::Refused(_))));
+    assert!((1..=3).contains(&kept.len()) && all.ends_with(&kept), "{kept:?}");
+    let NotDone(reason, why) = text(&mut records, 100).unwrap_err();
+    assert_eq!(reason, EnrolmentRefusal::NotStored);
+    assert!(why.contains("no room"), "{why}");
 }
 
 #[test]
 fn records_that_will_soon_have_no_room_are_told_and_chains_do_not_count() {
-    let mut records = Records::default();
-    records.add_token(token("t", 9)).unwrap();
-    for node in 0..9 {
-        let joined = records.join("t", &node.to_string(), &mut |_, _| {
-            Ok(Enrolled {
-                chain: "c".repeat(1000),
-                ..enrolled(node, &node.to_string())
-            })
-        });
-        joined.unwrap();
-    }
+    let (mut records, _) = nine();
     let mut without = records.clone();
     while without.drop_a_chain() {}
     let needed = serde_json::to_vec(&without).unwrap().len();
@@ -332,18 +221,19 @@ fn one_of_several(engine: &MemoryEngine, uuid: u128) -> (Enrolments, Membership)
 
 #[test]
 fn a_token_counts_once_among_several_schedulers_that_are_asked_at_once() {
-    let engine = MemoryEngine::new();
+    let (engine, site) = (MemoryEngine::new(), Site::new());
     let (one, _first) = one_of_several(&engine, 1);
     let (two, _second) = one_of_several(&engine, 2);
-    add(&one, token("t", 1));
+    let token = site.add(&one, 1);
     let at_once = Barrier::new(4);
     let results: Vec<_> = thread::scope(|scope| {
-        let joins = [(&one, 1), (&two, 2), (&one, 3), (&two, 4)].map(|(records, node)| {
-            let at_once = &at_once;
+        let joins = [&one, &two, &one, &two].map(|records| {
+            let (at_once, site, token) = (&at_once, &site, &token);
             scope.spawn(move || {
+                let key = Key::new();
                 at_once.wait();
                 // The other scheduler waits until it has the token in its view.
-                join(records, node, &node.to_string())
+                site.join(records, token, &key)
             })
         });
         joins.map(|thread| thread.join().unwrap()).into()
@@ -360,67 +250,67 @@ fn a_token_counts_once_among_several_schedulers_that_are_asked_at_once() {
 
 #[test]
 fn without_an_answer_of_the_engine_a_join_is_unknown_and_the_same_key_asks_again() {
-    let engine = MemoryEngine::new();
+    let (engine, site) = (MemoryEngine::new(), Site::new());
     let (records, _membership) = one_of_several(&engine, 1);
-    add(&records, token("t", 1));
+    let (token, one) = (site.add(&records, 1), Key::new());
     engine.fail(Some(EngineError::Away("cut".to_owned())));
-    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Unavailable));
+    assert_eq!(site.join(&records, &token, &one), Err(JoinRefusal::Unavailable));
     engine.fail(None);
-    assert_eq!(join(&records, 1, "one").unwrap().uuid, Uuid::from_u128(1));
-    assert_eq!(join(&records, 2, "two"), Err(JoinRefusal::Used));
+    site.join(&records, &token, &one).unwrap();
+    assert_eq!(site.join(&records, &token, &Key::new()), Err(JoinRefusal::Used));
 }
 
 #[test]
 fn a_node_that_joins_while_the_scheduler_leaves_the_cluster_is_told_to_try_again() {
-    let engine = MemoryEngine::new();
+    let (engine, site) = (MemoryEngine::new(), Site::new());
     let (records, membership) = one_of_several(&engine, 1);
-    add(&records, token("t", 1));
+    let (token, one) = (site.add(&records, 1), Key::new());
     drop(membership);
-    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Unavailable));
+    assert_eq!(site.join(&records, &token, &one), Err(JoinRefusal::Unavailable));
     let (other, _membership) = one_of_several(&engine, 2);
-    assert!(join(&other, 1, "one").is_ok());
+    assert!(site.join(&other, &token, &one).is_ok());
     let engine = MemoryEngine::new();
     let (records, _membership) = one_of_several(&engine, 1);
-    add(&records, token("t", 1));
+    let token = site.add(&records, 1);
     engine.fail(Some(EngineError::Refused("no room".to_owned())));
-    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Unavailable));
+    assert_eq!(site.join(&records, &token, &one), Err(JoinRefusal::Unavailable));
 }
 
 #[test]
 fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_stay_so() {
-    let engine = MemoryEngine::new();
+    let (engine, site) = (MemoryEngine::new(), Site::new());
     let (records, _membership) = one_of_several(&engine, 1);
-    add(&records, token("t", 2));
-    let first = join(&records, 1, "one").unwrap();
-    let revoke = |records: &mut Records| Ok::<_, NotStored>(records.revoke(first.uuid));
-    assert_eq!(records.0.change(revoke).unwrap(), Some(1));
+    let token = site.add(&records, 2);
+    let first = site.join(&records, &token, &Key::new()).unwrap();
+    let revoke = |records: &mut EnrolmentRecords| Ok::<_, NotDone>(records.revoke(first.uuid));
+    assert_eq!(records.change(revoke).unwrap(), Some(1));
     engine.lose();
+    let (next, stored) = site.token(1);
     // The engine's thread notices the loss when it reads next.
     wait_for(|| {
-        let added: Result<(), NotStored> = records.0.change(|records| {
-            records.remove_token("u");
-            records.add_token(token("u", 1)).map_err(NotStored::Refused)
+        let added: Result<(), NotDone> = records.change(|records| {
+            records.remove_token(next.id());
+            records.add_token(stored.clone()).map_err(not_stored)
         });
         added.map_err(|why| format!("{why:?}"))
     });
-    assert!(records.0.records().revoked().eq([first.serial.as_str()]));
+    assert!(records.records().revoked().eq([first.serial.as_str()]));
     let (other, _membership) = one_of_several(&engine, 2);
-    wait_for(|| match other.0.records().revoked().count() {
+    wait_for(|| match other.records().revoked().count() {
         1 => Ok(()),
         count => Err(count),
     });
-    assert_eq!(
-        other.0.records().tokens(0).map(|token| token.id.as_str()).last(),
-        Some("u")
-    );
+    assert!(other.records().has_token(next.id()));
 }
 
 #[test]
 fn nothing_is_changed_before_the_document_was_read_or_while_it_cannot_be() {
-    let (records, shared) = (Enrolments::default(), Arc::new(Shared::default()));
+    let (site, records, shared) = (Site::new(), Enrolments::default(), Arc::new(Shared::default()));
+    let token = site.add(&records, 1);
+    let kept = serde_json::to_string(&*records.records()).unwrap();
     records.keep_in(&shared);
-    let change = || records.0.change(|_| Ok::<_, NotStored>(()));
-    assert!(matches!(change(), Err(NotStored::Busy)));
+    let change = || records.change(|_| Ok::<_, NotDone>(()));
+    assert_eq!(reason(change()).0, EnrolmentRefusal::Busy);
     assert!(records.unknown().unwrap().contains("not read yet"));
     let view = |text: Option<(&str, u64)>| {
         let document = |(text, revision): (&str, u64)| ssntp_engine::Document {
@@ -434,8 +324,18 @@ fn nothing_is_changed_before_the_document_was_read_or_while_it_cannot_be() {
         });
     };
     view(Some(("{", 7)));
-    assert!(matches!(change(), Err(NotStored::Refused(why)) if why.contains("cannot be read")));
+    let (refused, why) = reason(change());
+    assert_eq!(refused, EnrolmentRefusal::NotStored);
+    assert!(why.contains("cannot be read"), "{why}");
     assert!(records.unknown().is_some());
+    // It is mended, and cannot be read again: what was read before is known, and a node asks again.
+    view(Some((&kept, 8)));
+    assert_eq!([records.unknown(), records.fault()], [None, None]);
+    view(Some(("{", 9)));
+    assert_eq!(records.unknown(), None);
+    assert!(records.fault().unwrap().contains("nobody joins"));
+    let refused = site.join(&records, &token, &Key::new());
+    assert_eq!(refused, Err(JoinRefusal::Unavailable));
     // An operator deletes it.
     view(None);
     assert!(change().is_ok());
@@ -444,20 +344,22 @@ fn nothing_is_changed_before_the_document_was_read_or_while_it_cannot_be() {
 
 #[test]
 fn a_join_does_not_wait_long_for_another_change_and_is_told_to_try_again() {
-    let records = Enrolments::default();
-    add(&records, token("t", 1));
-    let guard = records.0.begin_change().unwrap();
-    assert_eq!(join(&records, 1, "one"), Err(JoinRefusal::Busy));
+    let (site, records) = (Site::new(), Enrolments::default());
+    let (token, one) = (site.add(&records, 1), Key::new());
+    let guard = records.begin_change().unwrap();
+    assert_eq!(site.join(&records, &token, &one), Err(JoinRefusal::Busy));
     drop(guard);
-    assert!(join(&records, 1, "one").is_ok());
+    assert!(site.join(&records, &token, &one).is_ok());
 }
 
 #[test]
 fn unknown_tokens_that_wait_for_another_scheduler_do_not_hold_up_a_known_one() {
-    let engine = MemoryEngine::new();
+    let (engine, site) = (MemoryEngine::new(), Site::new());
     let (records, _membership) = one_of_several(&engine, 1);
-    add(&records, token("t", 1));
-    let unknown = || records.join("unknown", "key", &mut |_, _| Err(JoinRefusal::Used));
+    let token = site.add(&records, 1);
+    let (unknown, _) = site.token(1);
+    let [one, other] = [Key::new(), Key::new()];
+    let unknown = || site.join(&records, &unknown, &other);
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..AWAITING).map(|_| scope.spawn(unknown)).collect();
         wait_for(|| match records.0.awaiting.load(Ordering::Relaxed) {
@@ -465,7 +367,7 @@ fn unknown_tokens_that_wait_for_another_scheduler_do_not_hold_up_a_known_one() {
             fewer => Err(fewer),
         });
         assert_eq!(unknown(), Err(JoinRefusal::Busy));
-        assert!(join(&records, 1, "one").is_ok());
+        assert!(site.join(&records, &token, &one).is_ok());
         for thread in waiting {
             assert_eq!(thread.join().unwrap(), Err(JoinRefusal::Proof));
         }
