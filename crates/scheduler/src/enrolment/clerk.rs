@@ -6,10 +6,10 @@ use std::io;
 use crossbeam_channel::{Sender, bounded};
 use log::info;
 
-use super::store::{Enrolments, NotDone, now};
+use super::store::{Enrolments, NotDone, not, now};
 use ssntp::Role;
 use ssntp::payload::Id;
-use ssntp::pki::{Enrolled, StoredToken};
+use ssntp::pki::{Enrolled, EnrolmentRecords, StoredToken};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{ServerHandle, SessionInfo};
 use ssntp_payload::{
@@ -66,24 +66,18 @@ impl Clerk {
         let handed_over = self.work.try_send((from.clone(), frame.clone()));
         handed_over
             .is_err()
-            .then(|| answer(frame, not(EnrolmentRefusal::Busy, "too many commands wait")))
+            .then(|| answer(frame, Err(not(EnrolmentRefusal::Busy, "too many commands wait"))))
     }
 }
 
 /// The answer to a command at a scheduler where no node can join.
 pub(crate) fn no_issuer(frame: &Frame) -> Frame {
-    answer(
-        frame,
-        not(EnrolmentRefusal::NoIssuer, "the scheduler has no issuer"),
-    )
-}
-
-fn not<T>(reason: EnrolmentRefusal, why: impl ToString) -> Result<T, NotDone> {
-    Err(NotDone(reason, why.to_string()))
+    let why = not(EnrolmentRefusal::NoIssuer, "the scheduler has no issuer");
+    answer(frame, Err(why))
 }
 
 fn invalid(why: impl ToString) -> NotDone {
-    NotDone(EnrolmentRefusal::InvalidData, why.to_string())
+    not(EnrolmentRefusal::InvalidData, why)
 }
 
 /// The answer to a command, which is carried out at this desk. Blocks while a change is stored.
@@ -176,18 +170,12 @@ impl Desk<'_> {
                 self.audited(("add", &token.id), added)?
             }
             TokenAction::Remove => {
-                let removed = self.records.change(|records| {
-                    let removed = records.remove_token(&token.id);
-                    let none = || {
-                        not(
-                            EnrolmentRefusal::NotFound,
-                            format_args!("there is no token {}", token.id),
-                        )
-                    };
-                    removed.map_or_else(none, Ok)
-                });
-                let removed =
-                    removed.map(|removed| (shown(&removed), format!("token {}: removed", removed.id)));
+                let none = format_args!("there is no token {}", token.id);
+                let none = || not(EnrolmentRefusal::NotFound, none);
+                let remove =
+                    |records: &mut EnrolmentRecords| records.remove_token(&token.id).ok_or_else(none);
+                let removed = self.records.change(remove);
+                let removed = removed.map(|it| (shown(&it), format!("token {}: removed", it.id)));
                 self.audited(("remove", &token.id), removed)?
             }
             other => return Err(invalid(format_args!("no action {other:?}"))),
@@ -200,15 +188,12 @@ impl Desk<'_> {
         match asked.action {
             CertificateAction::List => {}
             CertificateAction::Revoke => {
-                let none = || {
-                    let why = format!("no certificate was issued to {uuid} here");
-                    NotDone(EnrolmentRefusal::NotFound, why)
-                };
+                let none = format_args!("no certificate was issued to {uuid} here");
+                let none = || not(EnrolmentRefusal::NotFound, none);
                 let revoked = uuid.uuid().ok_or_else(none).and_then(|node| {
-                    let change = self
-                        .records
-                        .change(|records| records.revoke(node).ok_or_else(none));
-                    Ok(((), format!("revoked: UUID {node}, {} certificates", change?)))
+                    let revoke = |records: &mut EnrolmentRecords| records.revoke(node).ok_or_else(none);
+                    let count = self.records.change(revoke)?;
+                    Ok(((), format!("revoked: UUID {node}, {count} certificates")))
                 });
                 self.audited(("revoke", uuid.as_str()), revoked)?;
             }
@@ -219,14 +204,9 @@ impl Desk<'_> {
         let wanted = records.certificates(now()).filter(|(number, one, _)| {
             *number > asked.after && (uuid.is_empty() || uuid.uuid() == Some(one.uuid))
         });
-        let (entries, next) = page(wanted, |(number, ..)| *number);
-        let entries = entries.into_iter();
-        Ok((
-            entries
-                .map(|(_, one, is_revoked)| certificate(one, is_revoked))
-                .collect(),
-            next,
-        ))
+        let wanted = wanted.map(|(number, one, is_revoked)| (number, certificate(one, is_revoked)));
+        let (entries, next) = page(wanted, |(number, _)| *number);
+        Ok((entries.into_iter().map(|(_, one)| one).collect(), next))
     }
 
     /// The record of a token that the operator wants to add.

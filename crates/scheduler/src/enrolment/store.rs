@@ -105,8 +105,12 @@ impl From<NotDone> for JoinRefusal {
     }
 }
 
+pub(super) fn not(reason: EnrolmentRefusal, why: impl ToString) -> NotDone {
+    NotDone(reason, why.to_string())
+}
+
 fn not_stored(why: impl ToString) -> NotDone {
-    NotDone(EnrolmentRefusal::NotStored, why.to_string())
+    not(EnrolmentRefusal::NotStored, why)
 }
 
 /// The present time in seconds since 1970.
@@ -324,7 +328,7 @@ impl Enrolments {
         let kept = locked(&self.0.kept);
         match &kept.unreadable {
             Some((_, why)) => Err(not_stored(why)),
-            None if kept.is_unknown => Err(busy("the engine was not read yet")),
+            None if kept.is_unknown => Err(not(EnrolmentRefusal::Busy, "the engine was not read yet")),
             None => Ok((Arc::clone(&kept.records), kept.revision)),
         }
     }
@@ -337,7 +341,7 @@ impl Enrolments {
     ) -> Result<T, E> {
         let _guard = self
             .begin_change()
-            .ok_or_else(|| busy("other changes take too long"))?;
+            .ok_or_else(|| not(EnrolmentRefusal::Busy, "other changes take too long"))?;
         for _ in 0..ATTEMPTS {
             let (before, revision) = self.changeable()?;
             let mut records = EnrolmentRecords::clone(&before);
@@ -358,7 +362,7 @@ impl Enrolments {
             self.wait_while(|kept| kept.revision == revision);
         }
         let why = "other schedulers change the document all the time";
-        Err(NotDone(EnrolmentRefusal::Unknown, why.to_owned()).into())
+        Err(not(EnrolmentRefusal::Unknown, why).into())
     }
 
     /// Stores the records. Returns the document's new revision, or `None` if another scheduler has changed it
@@ -378,18 +382,14 @@ impl Enrolments {
         let text = text(records, MAX_DOCUMENT)?;
         let documents = shared
             .documents()
-            .ok_or_else(|| busy("the scheduler has not joined yet"))?;
+            .ok_or_else(|| not(EnrolmentRefusal::Busy, "the scheduler has not joined yet"))?;
         match documents.write(ENROLMENT, &text, revision.map_or(When::Absent, When::At)) {
             Ok(revision) => Ok(Some(Some(revision))),
             Err(EngineError::Changed) => Ok(None),
-            Err(e) if e.is_unknown() => Err(NotDone(EnrolmentRefusal::Unknown, e.to_string())),
+            Err(e) if e.is_unknown() => Err(not(EnrolmentRefusal::Unknown, e)),
             Err(e) => Err(not_stored(e)),
         }
     }
-}
-
-fn busy(why: &str) -> NotDone {
-    NotDone(EnrolmentRefusal::Busy, why.to_owned())
 }
 
 /// The records in a JSON text.
