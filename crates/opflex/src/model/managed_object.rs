@@ -172,7 +172,7 @@ fn shared(text: &str) -> usize {
 }
 
 /// The approximate memory of one child in the list of its parent, in bytes.
-pub(super) fn child_memory(child: &Uri) -> usize {
+fn child_memory(child: &Uri) -> usize {
     ENTRY + shared(child.as_str())
 }
 

@@ -43,8 +43,10 @@ pub use self::managed_object::{ManagedObject, Property, PropertyReference};
 pub use self::name::Name;
 pub use self::schema::{Schema, is_mac};
 pub use self::target::Target;
+#[cfg(test)]
+pub(crate) use self::tree::LOOKED_AT;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree};
-pub(crate) use self::tree::{Cursor, Piece, Replacement};
+pub(crate) use self::tree::{Cursor, Piece};
 pub use self::uri::{Uri, UriError};
 pub(crate) use self::watchers::memory as watch_memory;
 pub use self::watchers::{Watch, Watchers};

@@ -250,10 +250,15 @@ impl Items {
         keys.into_iter().flat_map(OneOrMany::iter)
     }
 
+    /// True for an object of the start policy, which is for resolves that no server has answered.
+    pub(super) fn is_start(&self, what: Store, uri: &Uri) -> bool {
+        what == Store::Policy && self.start_objects.contains(uri)
+    }
+
     /// True if a resolve needs the object at this URI. An object of the start policy is needed only
     /// until a server has answered the resolve.
     pub(super) fn needs(&self, what: Store, uri: &Uri) -> bool {
-        let is_start = what == Store::Policy && self.start_objects.contains(uri);
+        let is_start = self.is_start(what, uri);
         let mut resolves = self.resolves_of(what, uri);
         resolves.any(|key| !is_start || !self.is_answered(key))
     }

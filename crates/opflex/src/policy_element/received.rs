@@ -32,7 +32,7 @@ impl ElementCore {
         };
         // Computed before unwanted objects are dropped: the server has found the object in any case.
         let found = !objects.is_empty();
-        if !self.has_room(*what, objects.iter(), std::iter::empty()) {
+        if !self.has_room(*what, objects.iter(), objects.iter(), std::iter::empty()) {
             self.emit(ElementEvent::NotTaken {
                 about: key.about(),
                 limit: self.settings.limits.objects,
@@ -87,7 +87,12 @@ impl ElementCore {
             ..object.to_object()
         });
         let objects: Vec<_> = objects.collect();
-        if !self.has_room(Store::Policy, objects.iter(), std::iter::empty()) {
+        if !self.has_room(
+            Store::Policy,
+            objects.iter(),
+            std::iter::empty(),
+            std::iter::empty(),
+        ) {
             return warn!(
                 "{}: the start policy was not used: it exceeds the limit of objects",
                 key.about()
@@ -116,17 +121,16 @@ impl ElementCore {
         updates: Vec<Update>,
         now: Instant,
     ) -> Result<(), Box<ErrorResponse>> {
-        let objects = || {
-            updates.iter().flat_map(|update| {
-                update
-                    .replace
-                    .iter()
-                    .chain(update.merge_children.iter().flatten())
-            })
+        let replace = || updates.iter().flat_map(|update| &update.replace);
+        let merge = || {
+            updates
+                .iter()
+                .flat_map(|update| update.merge_children.iter().flatten())
         };
+        let objects = || replace().chain(merge());
         let deleted = updates.iter().flat_map(|update| &update.delete);
         let deleted = deleted.filter(|deletion| is_meant(self.tree(what), deletion));
-        if !self.has_room(what, objects(), deleted.map(|deletion| &deletion.uri)) {
+        if !self.has_room(what, objects(), replace(), deleted.map(|deletion| &deletion.uri)) {
             return Err(ErrorResponse::error("too many objects"));
         }
         // All objects are checked before the first is entered: a request counts as a whole.
@@ -158,10 +162,8 @@ impl ElementCore {
                 self.items.start_objects.remove(&object.uri);
             }
         }
-        // What is left of the start policy is for resolves that no server has answered.
-        let start = &self.items.start_objects;
-        let is_start = |uri: &Uri| what == Store::Policy && start.contains(uri);
-        self.trees[what].update_sparing(delete, replace, merge, is_start)
+        let items = &self.items;
+        self.trees[what].update_sparing(delete, replace, merge, |uri| items.is_start(what, uri))
     }
 
     /// Resolves the policies to which the objects of a policy refer.
@@ -396,11 +398,13 @@ impl ElementCore {
         data.flat_map(PropertyReference::all).collect()
     }
 
-    /// True if the tree may take the objects within its limit, when the objects at `deleted` are gone.
+    /// True if the tree may take the objects within its limit, when those at `deleted` are gone, and those below the
+    /// objects of `replace`, which are some of `objects`, that these do not list.
     fn has_room<'a>(
         &self,
         what: Store,
         objects: impl Iterator<Item = &'a ManagedObject> + Clone,
+        replace: impl Iterator<Item = &'a ManagedObject>,
         deleted: impl Iterator<Item = &'a Uri>,
     ) -> bool {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
@@ -411,8 +415,15 @@ impl ElementCore {
         }
         let uris = objects.flat_map(|object| std::iter::once(&object.uri).chain(&object.children));
         let coming: HashSet<&Uri> = uris.collect();
-        let gone = deleted.filter(|uri| tree.has_entry(uri) && !coming.contains(uri));
-        let gone: HashSet<&Uri> = gone.collect();
+        // An object that no resolve covers is dropped, and replaces nothing.
+        let items = &self.items;
+        let replace = replace.filter(|object| items.resolves_of(what, &object.uri).next().is_some());
+        let replacement = tree.replacement(replace.cloned().collect(), |uri| items.is_start(what, uri));
+        let mut gone: HashSet<&Uri> = replacement.gone().iter().collect();
+        for uri in deleted {
+            gone.insert(uri);
+        }
+        gone.retain(|uri| tree.has_entry(uri) && !coming.contains(uri));
         // Objects that replace others take no more room.
         let new = coming.iter().filter(|uri| !tree.has_entry(uri)).count();
         tree.entries() + new - gone.len() <= most

@@ -23,7 +23,7 @@ use super::resolves::seconds;
 use super::settings::{OnLeave, ServerSettings};
 use crate::json;
 use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
-use crate::model::{ChangeKind, Changes, Name, Replacement, Tree, Uri};
+use crate::model::{ChangeKind, Changes, Name, Tree, Uri};
 use crate::peer::ConnectionId;
 use crate::shares::Shares;
 use ssntp_transport::Deadlines;
@@ -49,7 +49,35 @@ pub(super) struct Ownership {
     owners: HashMap<Uri, Owner>,
     by_connection: HashMap<ConnectionId, BTreeSet<Uri>>,
     expiry: Deadlines<Uri>,
+    account: Account,
+}
+
+/// The memory of the endpoints. Each object of the tree counts for the element that it belongs to, from the request
+/// that brings it until it is removed.
+#[derive(Debug, Default)]
+struct Account {
+    of: HashMap<Uri, (Name, usize)>,
     memory: Shares<Name>,
+}
+
+impl Account {
+    /// The bytes of an object, and the element for which it counts.
+    fn of(&self, uri: &Uri) -> Option<(&Name, usize)> {
+        self.of.get(uri).map(|(element, bytes)| (element, *bytes))
+    }
+
+    /// Counts an object, which has counted for another element or with other bytes until now.
+    fn set(&mut self, uri: Uri, element: &Name, bytes: usize) {
+        self.remove(&uri);
+        self.memory.charge(element.clone(), bytes);
+        self.of.insert(uri, (element.clone(), bytes));
+    }
+
+    fn remove(&mut self, uri: &Uri) {
+        if let Some((element, bytes)) = self.of.remove(uri) {
+            self.memory.refund(&element, bytes);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -60,12 +88,10 @@ struct Owner {
     /// latest last. At most [`MAX_CONNECTIONS`].
     connections: Vec<ConnectionId>,
     latest: ConnectionId,
-    /// The memory of the objects that belong to this declaration, and of the name of the element.
-    bytes: usize,
 }
 
-/// The declarations as they will be after a request to declare.
-struct Outcome<'a> {
+/// The declarations as they will be after a request to declare, before the objects of the request remove others.
+struct Declarations<'a> {
     owners: &'a HashMap<Uri, Owner>,
     element: &'a Name,
     /// The endpoints of the request, by their topmost objects, each with the time at which it expires.
@@ -74,7 +100,7 @@ struct Outcome<'a> {
     coming: &'a HashSet<Uri>,
 }
 
-impl Outcome<'_> {
+impl Declarations<'_> {
     /// The nearest declaration at or above an object, and its element. An endpoint that has become
     /// part of another one has no declaration of its own any more.
     fn nearest(&self, uri: &Uri) -> Option<(&Uri, &Name)> {
@@ -90,22 +116,6 @@ impl Outcome<'_> {
 
     fn is_of_another(&self, uri: &Uri) -> bool {
         self.nearest(uri).is_some_and(|(_, owner)| owner != self.element)
-    }
-
-    /// Adds the memory of the objects that stay in the tree to that of their declarations, for all
-    /// declarations in `bytes`.
-    fn add_staying(&self, tree: &Tree, replacement: &Replacement, bytes: &mut HashMap<Uri, usize>) {
-        let is_top = |root: &&Uri| !root.prefixes().any(|above| bytes.contains_key(above));
-        let there = bytes.keys().filter(is_top).flat_map(|root| tree.covered(root));
-        let staying = there.filter(|uri| !self.coming.contains(*uri) && !replacement.removes(uri));
-        // Each once: a URI with its last slash and the same one without it cover the same objects.
-        let staying: HashSet<&Uri> = staying.collect();
-        for object in staying.into_iter().filter_map(|uri| tree.get(uri)) {
-            let nearest = self.nearest(object.uri());
-            if let Some(bytes) = nearest.and_then(|(root, _)| bytes.get_mut(root)) {
-                *bytes += object.memory();
-            }
-        }
     }
 }
 
@@ -136,7 +146,7 @@ impl Ownership {
         }
         // All checks come before the first change, because a request counts as a whole.
         let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
-        let after = Outcome {
+        let after = Declarations {
             owners: &self.owners,
             element,
             roots: &roots,
@@ -172,13 +182,25 @@ impl Ownership {
         for object in &mut objects {
             // An object must not become the parent of an object of another element.
             object.children.retain(|child| !after.is_of_another(child));
-            if let Some((root, _)) = after.nearest(&object.uri) {
-                *bytes.entry(root.clone()).or_insert(name) += object.memory();
-            }
+            let of_name = if roots.contains_key(&object.uri) { name } else { 0 };
+            *bytes.entry(object.uri.clone()).or_insert(of_name) += object.memory();
         }
         let replacement = tree.replacement(objects, |uri| after.is_of_another(uri));
-        after.add_staying(tree, &replacement, &mut bytes);
-        if !self.has_room(element, &coming, &bytes, limits.endpoint_bytes) {
+        for uri in self.moved_with(element, tree, &coming) {
+            if let Some((_, of_uri)) = self.account.of(uri)
+                && !replacement.gone().contains(uri)
+                && !after.is_of_another(uri)
+            {
+                bytes.entry(uri.clone()).or_insert(of_uri);
+            }
+        }
+        let of_element = |uri: &Uri| self.account.of(uri).filter(|(owner, _)| *owner == element);
+        let touched = bytes.keys().chain(replacement.gone());
+        let before: usize = touched.filter_map(of_element).map(|(_, bytes)| bytes).sum();
+        let now_used: usize = bytes.values().sum();
+        let memory = &self.account.memory;
+        // An element at its limit may still repeat its declarations.
+        if now_used > before && !memory.fits(element, now_used - before, limits.endpoint_bytes) {
             return Err(no_room(tree));
         }
         // An endpoint that has become part of another one has no declaration of its own any more.
@@ -192,12 +214,8 @@ impl Ownership {
             let before = connections_of.remove(&root).unwrap_or_default();
             self.enter(root, expires, element, before, connection);
         }
-        for (root, bytes) in bytes {
-            if let Some(owner) = self.owners.get_mut(&root) {
-                self.memory.refund(&owner.element, owner.bytes);
-                self.memory.charge(owner.element.clone(), bytes);
-                owner.bytes = bytes;
-            }
+        for (uri, bytes) in bytes {
+            self.account.set(uri, element, bytes);
         }
         let changes = tree.carry_out(replacement);
         self.forget_deleted(&changes);
@@ -266,12 +284,35 @@ impl Ownership {
         changes
     }
 
-    /// Removes the declarations of deleted objects. There may be several, because an endpoint may
-    /// contain another endpoint of the same element.
+    /// Deleted objects do not count any more. Removes their declarations: there may be several, because an endpoint
+    /// may contain another endpoint of the same element.
     fn forget_deleted(&mut self, changes: &Changes) {
         for change in changes.iter().filter(|change| change.kind == ChangeKind::Deleted) {
             self.take(&change.uri);
+            self.account.remove(&change.uri);
         }
+    }
+
+    /// The objects at and below those of a request that have belonged to another element. Only these may move with
+    /// them, so an element that declares its own endpoints again pays for no others.
+    fn moved_with<'a>(
+        &self,
+        element: &Name,
+        tree: &'a Tree,
+        coming: &HashSet<Uri>,
+    ) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        let is_taken = |uri: &&Uri| {
+            let uri: &Uri = uri;
+            // A new declaration with the last slash takes what is below the one without it.
+            let at = self.owners.get(uri).or_else(|| self.owners.get(uri.path()));
+            let former = at.or_else(|| self.nearest(uri).map(|(_, owner)| owner));
+            former.is_some_and(|owner| owner.element != *element)
+        };
+        let taken: HashSet<&str> = coming.iter().filter(is_taken).map(Uri::as_str).collect();
+        let is_top =
+            |uri: &&Uri| taken.contains(uri.as_str()) && !uri.prefixes().any(|above| taken.contains(above));
+        let tops: Vec<Uri> = coming.iter().filter(is_top).cloned().collect();
+        tops.into_iter().flat_map(|uri| tree.covered(&uri))
     }
 
     /// The element that an object belongs to.
@@ -296,26 +337,8 @@ impl Ownership {
         })
     }
 
-    /// True if the memory limit of all endpoints allows the element a request that has the objects
-    /// `coming`, after which declarations have these bytes.
-    fn has_room(
-        &self,
-        element: &Name,
-        coming: &HashSet<Uri>,
-        bytes: &HashMap<Uri, usize>,
-        limit: usize,
-    ) -> bool {
-        let touched: HashSet<&Uri> = coming.iter().chain(bytes.keys()).collect();
-        let before = touched.into_iter().filter_map(|uri| self.owners.get(uri));
-        let own = before.filter(|owner| owner.element == *element);
-        let before: usize = own.map(|owner| owner.bytes).sum();
-        let after: usize = bytes.values().sum();
-        // An element at its limit may still repeat its declarations.
-        after <= before || self.memory.fits(element, after - before, limit)
-    }
-
-    /// Adds an endpoint, without its memory. It belongs to this element from now on. `connections` are
-    /// those on which the element has declared it earlier.
+    /// Adds an endpoint. It belongs to this element from now on. `connections` are those on which the
+    /// element has declared it earlier.
     fn enter(
         &mut self,
         root: Uri,
@@ -340,7 +363,6 @@ impl Ownership {
             element: element.clone(),
             connections,
             latest,
-            bytes: 0,
         };
         self.owners.insert(root, owner);
     }
@@ -348,7 +370,6 @@ impl Ownership {
     /// Removes a declaration: its endpoint was removed, or has become part of another endpoint.
     fn take(&mut self, uri: &Uri) -> Option<Owner> {
         let owner = self.owners.remove(uri)?;
-        self.memory.refund(&owner.element, owner.bytes);
         self.expiry.clear(uri);
         for connection in &owner.connections {
             if let Some(uris) = self.by_connection.get_mut(connection) {

@@ -40,9 +40,9 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
-    /// True if it removes an object of the tree.
-    pub(crate) fn removes(&self, uri: &Uri) -> bool {
-        self.gone.contains(uri)
+    /// The objects and the announced children that it removes.
+    pub(crate) fn gone(&self) -> &HashSet<Uri> {
+        &self.gone
     }
 }
 
@@ -120,20 +120,20 @@ impl Tree {
             self.remove_with_all_below(uri, |_| false, &mut before);
         }
         self.put_whole(self.replacement(replace, spare), &mut before);
-        for object in self.with_parents(merge) {
+        for object in self.with_parents(merge, |_| true) {
             self.put(object, &mut before);
         }
         Ok(before.compare(self))
     }
 
     /// What a replacement by these objects removes. It keeps the objects for which `spare` returns
-    /// true. It is of use until the next edit.
+    /// true, and they get no children by it. It is of use until the next edit.
     pub(crate) fn replacement(
         &self,
         objects: Vec<ManagedObject>,
         spare: impl Fn(&Uri) -> bool,
     ) -> Replacement {
-        let objects = with_all_children(self.with_parents(objects));
+        let objects = with_all_children(self.with_parents(objects, |uri| !spare(uri)));
         let mut unlisted: Vec<Uri> = Vec::new();
         for object in &objects {
             if let Some(there) = self.children.get(&object.uri) {
@@ -156,6 +156,10 @@ impl Tree {
             let covered = self.covered(child);
             gone.extend(covered.filter(|uri| !spare(uri) && !is_kept(uri)).cloned());
         }
+        let announced = unlisted
+            .iter()
+            .filter(|child| self.announced.contains_key(*child));
+        gone.extend(announced.cloned());
         Replacement {
             objects,
             unlisted,
@@ -248,8 +252,12 @@ impl Tree {
     }
 
     /// Sets the parent of objects that name no parent and that no object lists: the nearest object
-    /// above them, by URI, in the tree or in the list.
-    fn with_parents(&self, mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
+    /// above them, by URI, in the tree or in the list, if it may be one.
+    fn with_parents(
+        &self,
+        mut objects: Vec<ManagedObject>,
+        may_be_parent: impl Fn(&Uri) -> bool,
+    ) -> Vec<ManagedObject> {
         let has_no_parent = |object: &ManagedObject| {
             let known = self
                 .objects
@@ -270,7 +278,8 @@ impl Tree {
                 let above: Vec<&str> = object.uri.prefixes().collect();
                 let there = |text: &&str| coming.contains(*text) || self.objects.contains_key(*text);
                 let nearest = above.into_iter().rev().find(there);
-                object.parent_uri = nearest.and_then(|text| text.parse().ok());
+                let nearest = nearest.and_then(|text| text.parse().ok());
+                object.parent_uri = nearest.filter(&may_be_parent);
             }
         }
         objects

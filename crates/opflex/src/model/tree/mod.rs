@@ -36,5 +36,6 @@ mod tests;
 pub use self::changes::{Change, ChangeKind, Changes};
 pub(crate) use self::cursor::{Cursor, Piece};
 pub use self::edit::Edit;
-pub(crate) use self::edit::Replacement;
 pub use self::store::{ObjectRef, Tree};
+#[cfg(test)]
+pub(crate) use self::tests::LOOKED_AT;

@@ -8,7 +8,7 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::super::ident::Ident;
-use super::super::managed_object::{ManagedObject, Property, child_memory, find};
+use super::super::managed_object::{ManagedObject, Property, find};
 use super::super::name::Name;
 use super::super::schema::Schema;
 use super::super::target::Target;
@@ -218,11 +218,6 @@ impl<'a> ObjectRef<'a> {
         // The names of the members and the punctuation.
         let frame = 150 + self.uri().as_str().len() + self.subject().len();
         frame + children + parent + properties.chain(extra).sum::<usize>()
-    }
-
-    /// The approximate memory of the object in the tree, in bytes.
-    pub(crate) fn memory(&self) -> usize {
-        self.object.memory() + self.children().map(child_memory).sum::<usize>()
     }
 
     /// The value of a property.

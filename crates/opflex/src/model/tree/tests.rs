@@ -561,7 +561,7 @@ proptest! {
 
 thread_local! {
     /// The number of URIs that were visited in searches of subtrees.
-    pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(crate) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 #[test]

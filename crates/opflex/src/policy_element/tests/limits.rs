@@ -61,6 +61,38 @@ fn an_answer_beyond_the_limit_is_reported_and_the_resolve_is_repeated() {
 }
 
 #[test]
+fn what_an_answer_or_an_update_removes_makes_room_for_it() {
+    let mut settings = ElementSettings::default();
+    settings.limits.objects = 4;
+    let (mut world, server) = World::ready(settings);
+    resolve(&mut world, "/a/");
+    let listing = |children: &[&str]| {
+        let mut root = object("/a/", 1);
+        root["children"] = json!(children);
+        root
+    };
+    // The last child never arrives.
+    let full = listing(&["/a/b/", "/a/c/", "/a/d/"]);
+    world.serve(server, &[full, object("/a/b/", 1), object("/a/c/", 1)]);
+    let update = json!([{"replace": [listing(&["/a/d/", "/a/e/"]), object("/a/e/", 1)]}]);
+    assert_eq!(world.ask(server, "policy_update", update), NOTHING);
+    assert_eq!(known(&world), ["/a/", "/a/e/"]);
+    let update = json!([{"replace": [listing(&["/a/d/", "/a/e/", "/a/f/"]), object("/a/d/", 1)]}]);
+    assert_eq!(world.ask(server, "policy_update", update), NOTHING);
+
+    world.fail("a:1");
+    world.pass(1.4);
+    let server = world.accept("a:1", &ALL, &["a:1"]);
+    let answer = [
+        listing(&["/a/g/", "/a/h/"]),
+        object("/a/g/", 1),
+        object("/a/h/", 1),
+    ];
+    world.serve(server, &answer);
+    assert_eq!(known(&world), ["/a/", "/a/g/", "/a/h/"]);
+}
+
+#[test]
 fn an_unanswered_request_raises_one_alarm_and_degrades_the_health_until_it_is_answered() {
     let (mut world, server) = World::ready(ElementSettings::default());
     world.act(|element, now| element.resolve_policy("class", uri("/a/"), false, now));

@@ -1,6 +1,7 @@
 //! The endpoint registry.
 
 use super::*;
+use crate::model::LOOKED_AT;
 use crate::server::{OnLeave, ServerLimits};
 
 fn world(on_leave: OnLeave) -> World {
@@ -652,4 +653,62 @@ fn what_stays_below_an_endpoint_takes_room() {
     declare(&mut world, pe, &[around], 60);
     let more = json!([{"endpoint": [long("/ep/2/")], "prr": 60}]);
     assert!(refused(&mut world, pe, more));
+}
+
+#[test]
+fn what_lands_in_an_endpoint_that_goes_takes_room() {
+    let mut world = limited(200_000);
+    let pe = world.element("pe1");
+    let long = |text: &str| object("ep", text, "x".repeat(60_000));
+    let mut around = ep("/ep/", 1);
+    around.children = vec![uri("/ep/1/")];
+    declare(&mut world, pe, &[around], 60);
+    declare(&mut world, pe, &[ep("/ep/1/", 1)], 60);
+    declare(&mut world, pe, &[ep("/ep/", 1), long("/ep/1/ip/a/")], 60);
+    assert_eq!(known(&world), ["/ep/", "/ep/1/ip/a/"]);
+    let more = json!([{"endpoint": [long("/ep2/")], "prr": 60}]);
+    assert_eq!(code(&world.ask(pe, "endpoint_declare", more.clone())), "ERROR");
+    undeclare(&mut world, pe, "/ep/");
+    assert_eq!(world.ask(pe, "endpoint_declare", more)["result"], json!({}));
+}
+
+#[test]
+fn what_moves_with_an_endpoint_takes_room_of_its_new_element_alone() {
+    let long = |text: &str| object("ep", text, "x".repeat(60_000));
+    let lists = |text: &str| {
+        let mut top = ep(text, 2);
+        top.children = vec![uri("/ep/1/ip/a/")];
+        top
+    };
+    // With its last slash and without it, and with the part and without it.
+    for moves in [
+        vec![lists("/ep/1")],
+        vec![lists("/ep/1/")],
+        vec![ep("/ep/1/", 2), long("/ep/1/ip/a/")],
+    ] {
+        let mut world = limited(200_000);
+        let (a, b) = (world.element("a"), world.element("b"));
+        declare(&mut world, a, &[ep("/ep/1", 1), long("/ep/1/ip/a/")], 60);
+        declare(&mut world, b, &moves, 60);
+        let more = |text: &str| json!([{"endpoint": [long(text)], "prr": 60}]);
+        assert_eq!(code(&world.ask(b, "endpoint_declare", more("/ep/2/"))), "ERROR");
+        assert_eq!(
+            world.ask(a, "endpoint_declare", more("/ep/3/"))["result"],
+            json!({})
+        );
+    }
+}
+
+#[test]
+fn a_declare_of_an_object_above_the_endpoints_of_others_looks_at_none_of_them() {
+    let mut world = keep();
+    let (pe, other) = (world.element("pe1"), world.element("pe2"));
+    let endpoints: Vec<_> = (0..50).map(|n| ep(&format!("/ep/{n}/"), 1)).collect();
+    declare(&mut world, other, &endpoints, 60);
+    declare(&mut world, pe, &[ep("/ep/", 1)], 60);
+    // It does not become the parent of those that are declared again.
+    declare(&mut world, other, &endpoints, 60);
+    LOOKED_AT.set(0);
+    declare(&mut world, pe, &[ep("/ep/", 2)], 60);
+    assert_eq!(LOOKED_AT.get(), 0);
 }
