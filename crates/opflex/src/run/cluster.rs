@@ -89,7 +89,7 @@ struct State {
     /// that was emptied uses its revisions again.
     read: u64,
     is_stopping: bool,
-    /// The reason why the document is not in force here.
+    /// The reason why the document is not in force here, or why the engine has none.
     fault: Option<String>,
 }
 
@@ -176,7 +176,7 @@ impl Drop for Cluster {
 }
 
 impl Shared {
-    /// The reason why the policy of the cluster is not in force here.
+    /// The reason why the policy of the cluster is not in force here, or why the engine has none.
     pub(super) fn fault(&self) -> Option<String> {
         locked(&self.state).fault.clone()
     }
@@ -252,30 +252,39 @@ impl Shared {
         }
     }
 
+    /// Writes the policy of this server to an engine that has none.
+    fn write_own(&self) -> Result<(), CallError> {
+        // The policy in force and not the last document, which may have been malformed.
+        let text = own_document(&self.events)?;
+        let former = {
+            let mut state = locked(&self.state);
+            state.text.clone_from(&text);
+            state.revision.take()
+        };
+        if former.is_some() {
+            warn!(target: LOG, "the engine has lost the policy; this server writes it again");
+        }
+        // An empty policy is not written, so that a later server can bring one. Its revision is 0 on
+        // all servers, as for edits.
+        if text == NOTHING {
+            return call(&self.events, |cx| cx.core.begin_at_revision(0));
+        }
+        // If several servers write at the same time, the first write counts.
+        match self.write(&text, None) {
+            Ok(_) | Err(EngineError::Changed) => Ok(()),
+            Err(why) => Err(why.into()),
+        }
+    }
+
     /// Applies the policy of a view, unless it is applied already.
     fn apply(&self, view: &View) -> Result<(), CallError> {
         let Some(stored) = view.documents.get(POLICY) else {
-            // The policy in force and not the last document, which may have been malformed.
-            let text = own_document(&self.events)?;
-            let former = {
-                let mut state = locked(&self.state);
-                state.text.clone_from(&text);
-                state.fault = None;
-                state.revision.take()
-            };
-            if former.is_some() {
-                warn!(target: LOG, "the engine has lost the policy; this server writes it again");
-            }
-            // An empty policy is not written, so that a later server can bring one. Its revision is 0 on
-            // all servers, as for edits.
-            if text == NOTHING {
-                return call(&self.events, |cx| cx.core.begin_at_revision(0));
-            }
-            // If several servers write at the same time, the first write counts.
-            return match self.write(&text, None) {
-                Ok(_) | Err(EngineError::Changed) => Ok(()),
-                Err(why) => Err(why.into()),
-            };
+            let written = self.write_own();
+            locked(&self.state).fault = written
+                .as_ref()
+                .err()
+                .map(|why| format!("the engine has no policy: {why}"));
+            return written;
         };
         let revision = stored.revision;
         // The policy and the state change under one lock. Otherwise a thread that has read the new
@@ -352,7 +361,7 @@ fn run(shared: &Shared, membership: &Weak<Membership>, woken: &Receiver<()>, mut
         match follow(shared, &view, &mut list) {
             Ok(()) => {}
             Err(CallError::Stopped) => return,
-            Err(why) => error!(target: LOG, "{NOT_IN_FORCE}: {why}"),
+            Err(why) => error!(target: LOG, "{}", shared.fault().unwrap_or_else(|| why.to_string())),
         }
     }
 }

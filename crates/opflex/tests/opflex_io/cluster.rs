@@ -1,5 +1,8 @@
 //! Several servers with the same policy.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use ssntp_engine::{Engine, EngineError, Etcd, EtcdConfig, EtcdCredentials, Request, When};
 use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
 use ssntp_test_support::etcd::EtcdProcess;
@@ -266,6 +269,44 @@ fn a_malformed_document_is_not_applied_and_a_reload_replaces_it() {
     assert_eq!(names(&one), ["again"]);
     assert!(faults().is_empty(), "{:?}", faults());
     assert_eq!(names(&join(&engine, Vec::new())), ["again"]);
+}
+
+/// An engine that takes no document while it is full.
+#[derive(Clone, Debug)]
+struct Filling {
+    engine: MemoryEngine,
+    is_full: Arc<AtomicBool>,
+}
+
+impl Engine for Filling {
+    fn ask(&mut self, request: &Request) -> Result<ssntp_engine::Answer, EngineError> {
+        let is_document = matches!(request, Request::Put { key, .. } if key.starts_with("documents/"));
+        if is_document && self.is_full.load(Ordering::SeqCst) {
+            return Err(EngineError::Full("no space is left".to_owned()));
+        }
+        self.engine.ask(request)
+    }
+}
+
+#[test]
+fn a_policy_that_an_emptied_engine_does_not_take_is_a_fault_until_it_does() {
+    let (engine, is_full) = (MemoryEngine::new(), Arc::<AtomicBool>::default());
+    let filling = Filling {
+        engine: engine.clone(),
+        is_full: Arc::clone(&is_full),
+    };
+    let server = Server::start_joined(config(vec![object("/a/", "first")]), Box::new(filling), None).unwrap();
+    let faults = || server.handle().figures().unwrap().policy_faults;
+    is_full.store(true, Ordering::SeqCst);
+    engine.lose();
+    until(|| {
+        faults()
+            .iter()
+            .any(|fault| fault.contains("has no policy: ") && fault.contains("no space"))
+    });
+    assert_eq!(names(&server), ["first"]);
+    is_full.store(false, Ordering::SeqCst);
+    until(|| has_policy(&engine) && faults().is_empty());
 }
 
 #[test]
