@@ -236,7 +236,12 @@ pub(super) fn with_edits(
     };
     let shown = path.display();
     let damaged = |n: usize| {
-        let why = format!("line {n} is damaged; delete the file to begin without these edits");
+        // Each line but the first one is an edit that was answered.
+        let way = match n {
+            1 => "delete the file to begin without its edits",
+            _ => "remove the line to begin without that edit; deleting the file would lose all edits",
+        };
+        let why = format!("line {n} is damaged; {way}");
         StartError::Keep(path.clone(), io::Error::new(io::ErrorKind::InvalidData, why))
     };
     let mut lines = edits.split_inclusive(|byte| *byte == b'\n').zip(1..);

@@ -592,6 +592,13 @@ fn an_edit_is_appended_to_the_journal_and_survives_a_crash() {
             "{error}"
         );
         assert_eq!(std::fs::read(at("damaged.edits")).unwrap(), lines.concat());
+        if number > 0 {
+            assert!(error.contains("remove the line"), "{error}");
+            lines.remove(number);
+            std::fs::write(at("mended"), &whole).unwrap();
+            std::fs::write(at("mended.edits"), lines.concat()).unwrap();
+            assert!(start("mended", Vec::new()).handle().policy().unwrap().len() > 1);
+        }
     }
     std::fs::remove_file(at("damaged")).unwrap();
     let config = ServerConfig::new(server_settings("pr1")).keep(at("damaged"));

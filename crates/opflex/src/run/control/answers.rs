@@ -19,7 +19,6 @@ use crate::message::{Custom, CustomResult, ErrorCode, ErrorResponse, Incoming, R
 use crate::model::{Edit, ManagedObject, Name, ObjectRef, Piece, Uri};
 use crate::rpc::{Frame, Id, Limits};
 use crate::server::{Exported, Store};
-use ssntp_engine::EngineError;
 use ssntp_transport::{Acceptance, wall_clock};
 
 /// The maximum number of control connections at a time.
@@ -83,12 +82,15 @@ fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, 
 
 /// The error of an edit, which says so if the edit may have been made.
 fn not_edited(why: CallError) -> Box<ErrorResponse> {
-    match &why {
-        CallError::Engine(EngineError::Away(_) | EngineError::Answer(_)) | CallError::Stopped => {
-            // First, because readers cut long messages.
-            ErrorResponse::error(format_args!("the change may have been made: {why}"))
-        }
-        _ => ErrorResponse::error(why),
+    let is_unknown = match &why {
+        CallError::Engine(why) => why.is_unknown(),
+        why => matches!(why, CallError::Stopped),
+    };
+    if is_unknown {
+        // First, because readers cut long messages.
+        ErrorResponse::error(format_args!("the change may have been made: {why}"))
+    } else {
+        ErrorResponse::error(why)
     }
 }
 
