@@ -154,7 +154,7 @@ impl Run {
         }
         self.controller.look(|view| self.names.learn(view, &changes));
         self.note(notes);
-        self.names.forget(&changes);
+        self.controller.look(|view| self.names.forget(view, &changes));
     }
 
     fn note(&mut self, mut rows: Vec<Write>) {

@@ -115,11 +115,15 @@ impl Names {
         }
     }
 
-    /// Forgets the instances that are gone by these changes.
-    pub(super) fn forget(&mut self, changes: &[Change]) {
+    /// Forgets the instances that are gone by these changes, or by changes that were missed.
+    pub(super) fn forget(&mut self, view: &View, changes: &[Change]) {
         for change in changes {
-            if let Change::InstanceGone { instance, .. } | Change::InstanceDeleted { instance, .. } = change {
-                self.0.remove(instance);
+            match change {
+                Change::InstanceGone { instance, .. } | Change::InstanceDeleted { instance, .. } => {
+                    self.0.remove(instance);
+                }
+                Change::Missed { .. } => self.0.retain(|instance, _| view.instance(*instance).is_some()),
+                _ => {}
             }
         }
     }
@@ -282,7 +286,7 @@ mod tests {
             let events = changes.iter().filter_map(|change| event(change, true, |_| false));
             let mut rows: Vec<_> = events.map(Write::Event).collect();
             rows.iter_mut().for_each(|row| names.put(view, row));
-            names.forget(&changes);
+            names.forget(view, &changes);
             let texts = rows.into_iter().filter_map(|row| match row {
                 Write::Event(event) => Some(event.text),
                 _ => None,
@@ -303,6 +307,13 @@ mod tests {
         });
         names.put(&view, &mut row);
         assert!(matches!(row, Write::Event(event) if event.text == format!("00000003 wrote: {instance}")));
+    }
+
+    #[test]
+    fn the_names_of_instances_that_went_while_changes_were_missed_are_forgotten() {
+        let mut names = Names([(Uuid::nil(), "job".to_owned())].into());
+        names.forget(&View::default(), &[Change::Missed { count: 1 }]);
+        assert!(names.0.is_empty());
     }
 
     #[test]
