@@ -141,10 +141,6 @@ impl Tokens {
 
     /// Makes the token of the link that the controller prints, in place of the one before.
     pub(super) fn renew_link(&self) -> Result<String, TokenError> {
-        match self.remove(LINK) {
-            Ok(()) | Err(TokenError::Unknown(_)) => {}
-            Err(e) => return Err(e),
-        }
         self.insert(LINK, Right::Read, None, Some(LINK_LIFETIME))
     }
 
@@ -182,6 +178,9 @@ impl Tokens {
             hash: digest(&digest(&secret)),
         };
         self.change(|tokens| {
+            if name == LINK {
+                tokens.retain(|known| known.name != LINK);
+            }
             if tokens.iter().any(|known| known.name == name) {
                 return Err(TokenError::Known(name.to_owned()));
             } else if tokens.len() >= MOST {
