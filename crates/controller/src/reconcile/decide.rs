@@ -311,8 +311,8 @@ impl Decider<'_, '_> {
         } else {
             &HealthState::Healthy
         };
-        let is_bad = matches!(health, HealthState::Starting | HealthState::Unhealthy);
-        let alive = self.soft.alive_for(instance, !is_bad, self.draft.now());
+        let is_healthy = *health == HealthState::Healthy;
+        let alive = self.soft.alive_for(instance, is_healthy, self.draft.now());
         let is_long = alive >= Duration::from_secs(workload.spec.update.healthy_s.into());
         match health {
             HealthState::Unhealthy => SlotStatus::Unhealthy(instance),

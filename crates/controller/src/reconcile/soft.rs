@@ -58,7 +58,7 @@ pub(super) struct Soft {
     unanswered: BTreeMap<Uuid, Unanswered>,
     /// The nodes of known instances that are away, and the times since which they are.
     away: BTreeMap<Uuid, Duration>,
-    /// The times since which instances have been alive in the view, and whether no check was against it at some time.
+    /// The times since which instances have been alive in the view, and whether they were healthy at some time.
     alive: BTreeMap<Uuid, (Duration, bool)>,
     deletes: BTreeMap<Uuid, Deletes>,
     /// The `since` of each instance, and the time at which this process first met that value.
@@ -302,8 +302,9 @@ impl Soft {
     pub(super) fn failed(&mut self, instance: &Instance, why: &str, is_its_fault: bool, now: Now) {
         let alive = self.alive.get(&instance.uuid);
         // An instance that was never healthy has failed at once, however long it ran.
-        let was_long = alive
-            .is_some_and(|(since, was_good)| *was_good && now.elapsed.saturating_sub(*since) >= LONG_ENOUGH);
+        let was_long = alive.is_some_and(|(since, was_healthy)| {
+            *was_healthy && now.elapsed.saturating_sub(*since) >= LONG_ENOUGH
+        });
         let before = if was_long { 0 } else { instance.attempt };
         // The shift is bounded, because 2 to the power of 9 seconds exceed the longest pause.
         let longest = if is_its_fault {
@@ -322,11 +323,11 @@ impl Soft {
         self.problems.insert(instance.workload.clone(), why.to_owned());
     }
 
-    /// The time for which an instance has been alive in the view. Notes whether no check is against it.
-    pub(super) fn alive_for(&mut self, instance: &Instance, is_good: bool, now: Now) -> Duration {
+    /// The time for which an instance has been alive in the view. Notes whether it is healthy now.
+    pub(super) fn alive_for(&mut self, instance: &Instance, is_healthy: bool, now: Now) -> Duration {
         debug_assert_eq!(instance.state, InstanceState::Running);
-        let (since, was_good) = self.alive.entry(instance.uuid).or_insert((now.elapsed, false));
-        *was_good |= is_good;
+        let (since, was_healthy) = self.alive.entry(instance.uuid).or_insert((now.elapsed, false));
+        *was_healthy |= is_healthy;
         now.elapsed.saturating_sub(*since)
     }
 

@@ -226,10 +226,12 @@ fn a_check_that_fails_everywhere_replaces_one_instance_at_a_time() {
 fn an_instance_that_was_never_healthy_has_failed_at_once_however_long_its_grace_was() {
     let (mut bench, _) = steady(1);
     for _ in 0..6 {
-        for one in bench.checked() {
-            bench.tell(one, HealthState::Starting);
+        // The first STATS with an instance may not have its health yet.
+        for health in [HealthState::Unset, HealthState::Starting] {
+            let all: Vec<_> = bench.seen.instances.keys().copied().collect();
+            all.into_iter().for_each(|one| bench.tell(one, health.clone()));
+            bench.settle();
         }
-        bench.settle();
         bench.wait(62);
         for one in bench.checked() {
             bench.tell(one, HealthState::Unhealthy);
