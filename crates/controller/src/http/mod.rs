@@ -230,8 +230,9 @@ struct Routes {
     large: Arc<()>,
     /// Each page that waits for a node holds a clone.
     waiting: Arc<()>,
-    /// One key is enough, because the lines are alike.
-    audit: Mutex<LogLimit<()>>,
+    /// By the names of clients, so that none hides the refused orders of the others. The name of a client that is not
+    /// known is empty.
+    audit: Mutex<LogLimit<String>>,
 }
 
 impl Service for Routes {
@@ -300,8 +301,9 @@ impl Routes {
             && matches!(refused.code, 403 | 409)
             && let Some(text) = self.audit("order", request, &client.name, refused)
         {
-            // The client gets the reason also if the history cannot be written.
-            let _ = sight.request(&client.name, UserRequest::NoteRefused(text));
+            // By the controller, because a tenant's reader can write no row. The client gets the reason also if the
+            // history cannot be written.
+            let _ = self.sight.request(&client.name, UserRequest::NoteRefused(text));
         }
         answer
     }
@@ -320,7 +322,7 @@ impl Routes {
         } else {
             format!(" by {client:?}")
         };
-        let more = locked(&self.audit).admit((), kind, now())?;
+        let more = locked(&self.audit).admit(client.to_owned(), kind, now())?;
         let what = format!("{method} {}", excerpt(path));
         let why = format!("was refused: {}{more}", excerpt(&refused.why));
         warn!(target: AUDIT, "{what}{by} {why}");

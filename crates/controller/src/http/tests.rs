@@ -433,13 +433,11 @@ fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
         assert_eq!(rig.ask(&head, spec).0, code, "{query}");
     }
     let refused = rig.made_up.refused.lock().unwrap().clone();
-    assert!(refused.len() == 5, "{refused:?}");
     let first = "POST /api/v1/workloads/web/rollout was refused: a token that may write is needed";
     assert!(refused[0].starts_with(first), "{refused:?}");
-    assert!(
-        refused.iter().any(|text| text.ends_with("by token eyes")),
-        "{refused:?}"
-    );
+    // Those of another client hide none of them.
+    let of_eyes = refused.iter().filter(|text| text.ends_with("by token eyes"));
+    assert_eq!(of_eyes.count(), 3, "{refused:?}");
     // A comparison confirms no guess of a value to a client that may not read it.
     let guess = r#"{"name": "web", "count": 1, "start": {"command": ["a"], "env": {"PASSWORD": "hunter2"}}}"#;
     for (token, is_hidden) in [(&read, true), (&write, false)] {

@@ -146,6 +146,11 @@ fn the_reader_of_a_tenant_sees_what_the_tenant_has_and_nothing_else() {
         403
     );
     assert_eq!(*rig.made_up.orders.lock().unwrap(), [""; 0]);
+    let refused = rig.made_up.refused.lock().unwrap().clone();
+    assert!(
+        matches!(&refused[..], [one] if one.ends_with("by token of-blue")),
+        "{refused:?}"
+    );
     // Another reader sees all of it.
     let all = rig.reader();
     let (_, _, body) = rig.ask(&format!("GET /api/v1/history?order=newest HTTP/1.1{all}"), "");
