@@ -189,6 +189,13 @@ impl View {
         }
     }
 
+    /// Removes a label from all instances, for readers who are not to see it.
+    pub fn remove_label(&mut self, key: &str) {
+        for instance in self.instances.values_mut() {
+            instance.stats.labels.remove(key);
+        }
+    }
+
     /// Every node in the order of the UUIDs, including disconnected ones.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> + Clone {
         self.nodes.values()

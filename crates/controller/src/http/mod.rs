@@ -50,6 +50,7 @@ use self::programs::Programs;
 use self::sight::Sight;
 pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::daemon::{Handle, UserRequest};
+use crate::model::TEMPLATE_LABEL;
 use crate::page;
 use crate::page::params::Params;
 use crate::page::scene::{Missing, Scene};
@@ -155,7 +156,12 @@ impl Api {
             trusts = Some(of_clients);
         }
         let pictured = Arc::clone(&source);
-        let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture());
+        let readable = |mut picture: Picture| {
+            // With the digest of a template, a guess of a value that is hidden from readers could be tried.
+            Arc::make_mut(&mut picture.view).remove_label(TEMPLATE_LABEL);
+            picture
+        };
+        let sampler = Sampler::start("http-picture", MAX_AGE, move || pictured.picture().map(readable));
         let sampler = sampler.map_err(HttpError::Thread)?;
         let access = Access::new(config.tokens, config.login, config.is_private, trusts);
         let routes = Arc::new(Routes {

@@ -146,6 +146,33 @@ fn values_that_may_be_secret_are_for_clients_that_may_write() {
     }
 }
 
+/// With it, a guess of a hidden value could be tried without the controller.
+#[test]
+fn no_client_gets_the_digest_of_a_template() {
+    let rig = Rig::start(false);
+    let (node, instance) = (made_up::node_uuid(0), made_up::instance_uuid(0));
+    let labels = [("ssntp.template", "f8e17541"), ("ssntp.slot", "7777")];
+    let mut stats = ssntp_payload::Stats {
+        node_uuid: node.into(),
+        ..ssntp_payload::Stats::default()
+    };
+    stats.instances.push(ssntp_payload::InstanceStats {
+        instance_uuid: instance.into(),
+        state: ssntp_payload::InstanceState::Active,
+        labels: labels
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+        ..ssntp_payload::InstanceStats::default()
+    });
+    rig.made_up.see(&ssntp::proto::Frame::of(&stats));
+    let of_one = format!("instances/{instance}");
+    for path in [&of_one, "api/v1/instances", &format!("api/v1/{of_one}")] {
+        let (code, _, body) = rig.ask(&format!("GET /{path} HTTP/1.1"), "");
+        assert!(code == 200 && body.contains("7777"), "{path}: {body}");
+        assert!(!body.contains("f8e17541"), "{path}: {body}");
+    }
+}
+
 /// The program of a health check may write a password of its environment.
 #[test]
 fn the_output_of_a_health_check_is_for_clients_that_may_write() {

@@ -71,8 +71,6 @@ pub struct Workload {
 pub struct Version {
     /// The number, from 1.
     pub number: u64,
-    /// The digest of the template.
-    pub digest: String,
     /// The template.
     pub template: Template,
 }
@@ -351,8 +349,6 @@ impl Workload {
         copy.rollout.why = without_output(&copy.rollout.why).to_owned();
         for version in &mut copy.versions {
             version.template.hide_values();
-            // With it, a guess of a hidden value could be tried.
-            version.digest.clear();
         }
         copy.spec = copy.spec.without_values();
         copy
@@ -427,7 +423,6 @@ impl Workload {
         {
             for version in &mut self.versions {
                 version.template.health.clone_from(&self.spec.health);
-                version.digest = version.template.digest();
             }
         }
         if self.good.is_empty() {

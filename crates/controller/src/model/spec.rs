@@ -332,8 +332,8 @@ impl Template {
         }
     }
 
-    /// A digest that is equal for equal templates in every version of this program, and from which values that may be
-    /// secret cannot be computed.
+    /// A digest that is equal for equal templates in every version of this program. Readers do not get it, because
+    /// with it a guess of a value that may be secret could be tried.
     pub fn digest(&self) -> String {
         let text = serde_json::to_string(self).unwrap_or_default();
         let digest = sha256(text.as_bytes());

@@ -267,7 +267,7 @@ impl Observer<'_, '_> {
             let version = workload
                 .versions
                 .iter()
-                .rfind(|version| version.digest == labels.digest);
+                .rfind(|version| version.template.digest() == labels.digest);
             let instance = Instance {
                 uuid: *uuid,
                 workload: labels.workload.clone(),

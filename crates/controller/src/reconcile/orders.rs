@@ -146,23 +146,21 @@ fn apply_one(state: &State, spec: Spec) -> Result<(Applied, Vec<Write>), Refused
         None => Vec::new(),
     };
     let template = spec.template();
-    let digest = template.digest();
     let present = workload.version_of(workload.version);
-    let is_rolled = present.is_none_or(|present| present.digest != digest);
+    let is_rolled = present.is_none_or(|present| present.template != template);
     workload.spec = spec;
     if is_rolled {
         // A spec of an earlier version returns to that version, and is not stored twice.
-        let former = workload.versions.iter().find(|version| version.digest == digest);
+        let former = workload
+            .versions
+            .iter()
+            .find(|version| version.template == template);
         workload.version = match former {
             Some(former) => former.number,
             None => {
                 let last = workload.versions.iter().map(|version| version.number).max();
                 let number = last.unwrap_or(0) + 1;
-                workload.versions.push(Version {
-                    number,
-                    digest,
-                    template,
-                });
+                workload.versions.push(Version { number, template });
                 number
             }
         };

@@ -30,6 +30,26 @@ fn a_spec_of_an_earlier_version_returns_to_that_version() {
 }
 
 #[test]
+fn a_file_that_an_earlier_build_has_applied_changes_nothing() {
+    let mut bench = Bench::new();
+    let mut spec = web(2, "a");
+    spec["health"] = serde_json::json!({"tcp": 80});
+    spec["start"]["env"] = serde_json::json!({"A": "b"});
+    bench.apply(spec.clone());
+    let mut stored = serde_json::to_value(bench.workload()).unwrap();
+    stored["versions"][0]["digest"] = "0123456789abcdef".into();
+    let mut state = State::default();
+    let stored = std::sync::Arc::new(serde_json::from_value(stored).unwrap());
+    state.workloads.insert("web".to_owned(), stored);
+    bench.core = Core::new(state);
+    let (applied, writes) = bench
+        .core
+        .apply(vec![serde_json::from_value(spec).unwrap()])
+        .unwrap();
+    assert!(applied[0].version == 1 && writes.is_empty(), "{writes:?}");
+}
+
+#[test]
 fn the_limit_of_all_instances_counts_other_workloads_and_the_surge() {
     let mut bench = Bench::new();
     let spec = |number: usize, surge: u32| {

@@ -33,7 +33,7 @@ impl Bench {
         let state = self.core.state().clone();
         let digest = |version: u64| {
             let version = state.workloads["web"].version_of(version).unwrap();
-            (version.template.start.command[0] == command).then(|| version.digest.clone())
+            (version.template.start.command[0] == command).then(|| version.template.digest())
         };
         let failing: Vec<_> = (1..20)
             .filter(|number| state.workloads["web"].version_of(*number).is_some())

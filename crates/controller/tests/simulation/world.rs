@@ -584,7 +584,7 @@ impl World {
             }
             let digest = workload
                 .version_of(workload.version)
-                .map(|version| version.digest.clone());
+                .map(|version| version.template.digest());
             for slot in 1..=workload.spec.count {
                 expected.insert((workload.name.clone(), slot, digest.clone()));
             }

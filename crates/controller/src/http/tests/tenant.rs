@@ -17,7 +17,6 @@ impl Rig {
                 workload.spec.start.tenant_uuid = tenant.into();
                 let version = |number| Version {
                     number,
-                    digest: String::new(),
                     template: workload.spec.template(),
                 };
                 workload.versions = (1..=4).map(version).collect();
