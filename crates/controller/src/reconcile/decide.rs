@@ -15,7 +15,7 @@ use ssntp_payload::HealthState;
 use uuid::Uuid;
 
 use super::input::Seen;
-use super::observe::{failed, is_over};
+use super::observe::{Stranger, failed, is_over};
 use super::plan::{Command, Draft};
 use super::soft::{Soft, Status};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Spread, Workload, Write};
@@ -78,8 +78,13 @@ impl<'a> SlotStatus<'a> {
 }
 
 /// Adds the commands and changes that bring the cluster one step closer to the desired state.
-pub(super) fn decide(draft: &mut Draft<'_>, soft: &mut Soft, uuids: &mut dyn FnMut() -> Uuid) {
-    Decider { draft, soft }.decide(uuids);
+pub(super) fn decide(
+    draft: &mut Draft<'_>,
+    soft: &mut Soft,
+    strangers: &[Stranger<'_>],
+    uuids: &mut dyn FnMut() -> Uuid,
+) {
+    Decider { draft, soft }.decide(strangers, uuids);
 }
 
 struct Decider<'d, 'a> {
@@ -88,7 +93,7 @@ struct Decider<'d, 'a> {
 }
 
 impl Decider<'_, '_> {
-    fn decide(&mut self, uuids: &mut dyn FnMut() -> Uuid) {
+    fn decide(&mut self, strangers: &[Stranger<'_>], uuids: &mut dyn FnMut() -> Uuid) {
         let (state, none) = (self.draft.state(), BTreeMap::new());
         let mut of_workloads: BTreeMap<&str, Slots<'_>> = BTreeMap::new();
         let mut starting = 0;
@@ -103,11 +108,15 @@ impl Decider<'_, '_> {
                 self.clear(instance);
             }
         }
+        for Stranger { uuid, seen, .. } in strangers.iter().filter(|stranger| !stranger.has_slot) {
+            self.delete(*uuid, seen.node);
+        }
+        let of_strangers: BTreeSet<_> = strangers.iter().map(|one| one.workload.name.as_str()).collect();
         let mut room = MOST_STARTING.saturating_sub(starting);
         for workload in state.workloads.values() {
             let slots = of_workloads.get(workload.name.as_str()).unwrap_or(&none);
             if workload.deleting {
-                self.take_down(workload, slots);
+                self.take_down(workload, slots, !of_strangers.contains(workload.name.as_str()));
             } else if !self.goes_back(workload) {
                 self.keep_up(workload, slots, &mut room, uuids);
             }
@@ -146,8 +155,8 @@ impl Decider<'_, '_> {
         if let Some(seen) = self.draft.seen().instances.get(&uuid) {
             let is_wanted = instance.wanted && self.draft.workload_of(instance).is_some();
             let node = seen.node;
-            if !is_wanted && self.draft.is_current(node) && self.soft.delete(uuid, now) {
-                self.draft.send(Command::Delete { instance: uuid, node });
+            if !is_wanted && self.draft.is_current(node) {
+                self.delete(uuid, node);
             }
         } else if instance.state == InstanceState::Starting && !self.soft.is_awaited(instance, now) {
             self.soft.sent(uuid, true, now);
@@ -155,9 +164,16 @@ impl Decider<'_, '_> {
         }
     }
 
-    /// Deletes the instances of a deleted workload, and the workload once none of them is reachable.
-    fn take_down(&mut self, workload: &Workload, slots: &Slots<'_>) {
-        let mut is_over = true;
+    /// Sends the DELETE of an instance, if one is due.
+    fn delete(&mut self, instance: Uuid, node: Uuid) {
+        if self.soft.delete(instance, self.draft.now()) {
+            self.draft.send(Command::Delete { instance, node });
+        }
+    }
+
+    /// Deletes the instances of a deleted workload, and the workload once none of them is reachable. `is_over` is
+    /// false while nodes list others with its labels.
+    fn take_down(&mut self, workload: &Workload, slots: &Slots<'_>, mut is_over: bool) {
         for instance in slots.values().flatten() {
             if instance.wanted {
                 self.draft

@@ -103,10 +103,10 @@ impl Core {
         let Self { state, soft } = self;
         soft.begin(state, seen, now);
         let mut draft = Draft::new(state, seen, now);
-        observe::observe(&mut draft, soft);
+        let strangers = observe::observe(&mut draft, soft);
         // Observations are written before anything is decided. A backup decides nothing.
         if draft.is_quiet() && !is_backup {
-            decide::decide(&mut draft, soft, uuids);
+            decide::decide(&mut draft, soft, &strangers, uuids);
         }
         draft.finish()
     }

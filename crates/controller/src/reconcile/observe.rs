@@ -1,19 +1,15 @@
 //! Updates the stored instances from answers and from the view, and adopts unknown instances.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::input::{Answer, SeenInstance};
+use super::input::{Answer, Labels, SeenInstance};
 use super::plan::Draft;
 use super::soft::Soft;
 use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 
-/// The maximum number of instances that are to end at a time, of those that are adopted for that. A node may list
-/// any number with the labels of a workload, and each has rows in the history.
-const ADOPTED_TO_END: usize = 100;
 /// The retention of an instance that the scheduler does not have. A node that has it is expected to
 /// reconnect within this time.
 const LOST: Duration = Duration::from_secs(3600);
@@ -22,9 +18,52 @@ const LOST: Duration = Duration::from_secs(3600);
 /// process has to pass as well.
 const REMEMBERED_MS: u64 = 7 * 86_400_000;
 
-/// Adds the changes that the answers and the view cause.
-pub(super) fn observe(draft: &mut Draft<'_>, soft: &mut Soft) {
+/// An instance that is not stored, with the labels of a workload, on a node that is current.
+pub(super) struct Stranger<'a> {
+    pub(super) uuid: Uuid,
+    pub(super) seen: &'a SeenInstance,
+    labels: &'a Labels,
+    pub(super) workload: &'a Workload,
+    /// True if its slot exists and is empty. Otherwise the instance is deleted. It is not stored for that: a node
+    /// may list any number, and each would have rows in the history.
+    pub(super) has_slot: bool,
+}
+
+/// Adds the changes that the answers and the view cause. Returns the strangers.
+pub(super) fn observe<'a>(draft: &mut Draft<'a>, soft: &mut Soft) -> Vec<Stranger<'a>> {
     Observer { draft, soft }.observe();
+    let strangers = strangers(draft);
+    Observer { draft, soft }.adopt(&strangers);
+    strangers
+}
+
+fn strangers<'a>(draft: &Draft<'a>) -> Vec<Stranger<'a>> {
+    let (state, seen) = (draft.state(), draft.seen());
+    let mut strangers = Vec::new();
+    for (uuid, seen) in &seen.instances {
+        if let Some(labels) = &seen.labels
+            && let Some(workload) = state.workloads.get(&labels.workload)
+            && !seen.is_pending
+            && draft.is_current(seen.node)
+            && !state.instances.contains_key(uuid)
+        {
+            strangers.push(Stranger {
+                uuid: *uuid,
+                seen,
+                labels,
+                workload,
+                has_slot: !workload.deleting && (1..=workload.spec.slots()).contains(&labels.slot),
+            });
+        }
+    }
+    if !strangers.is_empty() {
+        let wanted = state.instances.values().filter(|instance| instance.wanted);
+        let taken: BTreeSet<_> = wanted.map(|one| (one.workload.as_str(), one.slot)).collect();
+        for stranger in &mut strangers {
+            stranger.has_slot &= !taken.contains(&(stranger.workload.name.as_str(), stranger.labels.slot));
+        }
+    }
+    strangers
 }
 
 struct Observer<'d, 'a> {
@@ -43,7 +82,6 @@ impl Observer<'_, '_> {
                 }
             }
         }
-        self.adopt();
     }
 
     /// Handles the answers to STARTs. Returns the instances that have no further changes in this step.
@@ -223,68 +261,38 @@ impl Observer<'_, '_> {
         }
     }
 
-    /// Adopts instances of workloads that are not in the database, because the database was lost or
-    /// restored from a backup.
-    fn adopt(&mut self) {
-        let strangers: Vec<_> = self
-            .draft
-            .seen()
-            .instances
-            .iter()
-            .filter(|(uuid, seen)| {
-                seen.labels.is_some()
-                    && !seen.is_pending
-                    && self.draft.is_current(seen.node)
-                    && !self.draft.state().instances.contains_key(uuid)
-            })
-            .collect();
-        if strangers.is_empty() {
-            return;
-        }
-        let wanted = self
-            .draft
-            .state()
-            .instances
-            .values()
-            .filter(|instance| instance.wanted);
-        let mut taken: BTreeSet<(String, u32)> = wanted.map(|i| (i.workload.clone(), i.slot)).collect();
-        let instances = self.draft.state().instances.values();
-        let ends = |instance: &&Arc<Instance>| !instance.wanted && instance.state == InstanceState::Running;
-        let mut room = ADOPTED_TO_END.saturating_sub(instances.filter(ends).count());
-        for (uuid, seen) in strangers {
-            let Some(labels) = &seen.labels else { continue };
-            let Some(workload) = self.draft.state().workloads.get(&labels.workload) else {
+    /// Adopts the strangers that have a slot: the database was lost, or restored from a backup.
+    fn adopt(&mut self, strangers: &[Stranger<'_>]) {
+        let (mut taken, mut numbers) = (BTreeSet::new(), BTreeMap::new());
+        for stranger in strangers.iter().filter(|stranger| stranger.has_slot) {
+            let Stranger {
+                uuid, seen, labels, ..
+            } = *stranger;
+            let workload = stranger.workload;
+            // A slot that has failed stays empty. Otherwise a node could list another instance for it all the time.
+            let attempt = self.soft.attempt(&workload.name, labels.slot, self.draft.now());
+            let Some(attempt) = attempt.filter(|_| taken.insert((&workload.name, labels.slot))) else {
                 continue;
             };
-            // An instance whose slot is taken or does not exist is adopted as unwanted, so that it is
-            // deleted.
-            let fits = !workload.deleting && (1..=workload.spec.slots()).contains(&labels.slot);
-            let wanted = fits && taken.insert((labels.workload.clone(), labels.slot));
-            if !wanted && room == 0 {
-                continue;
-            }
-            room -= usize::from(!wanted);
-            let version = workload
-                .versions
-                .iter()
-                .rfind(|version| version.template.digest() == labels.digest);
+            let numbers = numbers.entry(&workload.name).or_insert_with(|| {
+                let versions = workload.versions.iter();
+                let numbers = versions.map(|version| (version.template.digest(), version.number));
+                numbers.collect::<BTreeMap<_, _>>()
+            });
             let instance = Instance {
-                uuid: *uuid,
-                workload: labels.workload.clone(),
+                uuid,
+                workload: workload.name.clone(),
                 slot: labels.slot,
-                version: version.map_or(0, |version| version.number),
+                version: numbers.get(&labels.digest).copied().unwrap_or_default(),
                 node: Some(seen.node),
                 state: InstanceState::Running,
-                wanted,
+                wanted: true,
+                attempt,
                 since: self.draft.now().unix_ms,
                 ..Instance::default()
             };
-            let what = if wanted {
-                "was found, and is taken over"
-            } else {
-                "was found, and is not needed"
-            };
-            self.draft.change(instance, "adopted", what);
+            self.draft
+                .change(instance, "adopted", "was found, and is taken over");
         }
     }
 }

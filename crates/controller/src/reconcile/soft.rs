@@ -123,6 +123,9 @@ impl Soft {
         self.unanswered
             .retain(|uuid, _| state.instances.contains_key(uuid));
         self.away.retain(|node, _| !seen.nodes.contains(node));
+        // An instance that is not stored is deleted as well.
+        let is_known = |uuid: &Uuid| seen.instances.contains_key(uuid) || state.instances.contains_key(uuid);
+        self.deletes.retain(|uuid, _| is_known(uuid));
         let is_alive = |uuid: &Uuid| seen.instances.get(uuid).is_some_and(|i| i.ended.is_none());
         self.alive.retain(|uuid, _| is_alive(uuid));
         let in_service: BTreeSet<_> = seen.nodes.difference(&seen.in_maintenance).copied().collect();

@@ -221,23 +221,78 @@ fn adopted_instances_that_are_not_needed_are_deleted() {
 }
 
 #[test]
-fn a_node_that_lists_many_instances_without_a_slot_fills_no_history() {
+fn instances_without_a_slot_are_deleted_and_fill_no_history() {
     let mut bench = Bench::new();
     bench.apply(web(1, "a"));
     bench.settle();
     let known = bench.seen.instances.values().next().unwrap().clone();
-    for number in 0..5000 {
+    let list = |bench: &mut Bench, node: Uuid, numbers: std::ops::Range<u128>| {
+        for number in numbers {
+            let one = SeenInstance {
+                node,
+                ..known.clone()
+            };
+            bench
+                .seen
+                .instances
+                .insert(Uuid::from_u128(0xbad_0000 + number), one);
+        }
+    };
+    // One node does not delete its instances, and another one lists new ones all the time.
+    let other = Uuid::from_u128(0xa1);
+    bench.seen.nodes.insert(other);
+    list(&mut bench, NODE, 0..5000);
+    for round in 1..20 {
+        list(&mut bench, other, round * 10_000..round * 10_000 + 100);
+        let plan = bench.plan();
+        assert!(plan.writes.is_empty(), "{:?}", plan.writes);
+        let is_of_other =
+            |command: &&Command| matches!(command, Command::Delete { node, .. } if *node == other);
+        let deletes: Vec<_> = plan.commands.iter().filter(is_of_other).collect();
+        assert_eq!(deletes.len(), 100);
+        deletes.into_iter().for_each(|command| bench.carry_out(command));
+    }
+    // A workload that is deleted stays until the nodes have none of them.
+    let writes = bench.core.delete("web").unwrap();
+    bench.core.handle_commit(writes, 1);
+    bench.obeys = false;
+    bench.settle();
+    assert_eq!(bench.core.state().workloads.len(), 1);
+    bench.obeys = true;
+    bench.wait(300);
+    bench.settle();
+    assert!(bench.core.state().workloads.is_empty() && bench.seen.instances.is_empty());
+}
+
+#[test]
+fn a_slot_takes_no_other_instance_in_its_pause() {
+    let mut bench = Bench::new();
+    bench.apply(web(1, "a"));
+    bench.settle();
+    bench.obeys = false;
+    let mut rows = 0;
+    for number in 0..100 {
+        // A node drops its instance, and lists another one for the slot.
+        let (_, one) = bench.seen.instances.pop_first().unwrap();
         bench
             .seen
             .instances
-            .insert(Uuid::from_u128(0xbad_0000 + number), known.clone());
+            .insert(Uuid::from_u128(0xbad_0000 + number), one);
+        loop {
+            let plan = bench.plan();
+            if plan.is_empty() {
+                break;
+            }
+            rows += plan
+                .writes
+                .iter()
+                .filter(|write| matches!(write, Write::Event(_)))
+                .count();
+            bench.core.handle_commit(plan.writes, 1);
+        }
+        bench.wait(1);
     }
-    bench.obeys = false;
-    for _ in 0..5 {
-        bench.settle();
-        bench.wait(60);
-    }
-    assert_eq!(bench.core.state().instances.len(), 101);
+    assert!((4..20).contains(&rows), "{rows}");
 }
 
 #[test]
