@@ -40,7 +40,7 @@ const SENDING: Duration = Duration::from_secs(10);
 
 /// Blocks until a client has a session with its server. Meanwhile it notes for the user why there is
 /// no session.
-fn await_session(client: &ClientHandle, limit: Duration, stop: &Stop) -> Result<(), Failure> {
+pub(super) fn await_session(client: &ClientHandle, limit: Duration, stop: &Stop) -> Result<(), Failure> {
     let mut complaint = Complaint::default();
     let connected = stop.poll(Duration::ZERO, limit, || {
         let connected = client.wait_connected(Some(POLL.min(limit)));

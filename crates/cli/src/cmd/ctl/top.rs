@@ -13,14 +13,14 @@ use ssntp::payload::SessionEntry;
 use super::json::session as session_json;
 use super::list::over;
 use super::options::Options;
-use super::session::Session;
+use super::session::{Session, await_session};
 use super::sessions;
 use crate::cmd::table::{Columns, list};
 use crate::failure::Failure;
-use crate::output::{print_json, print_line, print_text, reader_is_gone, terminal_size};
+use crate::output::{note, print_json, print_line, print_text, reader_is_gone, terminal_size};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
-use ssntp_transport::{now, wall_clock};
+use ssntp_transport::{NEVER, now, wall_clock};
 
 /// Show the sessions of a server that send and receive most, at intervals
 ///
@@ -74,9 +74,18 @@ fn watch(args: &Args, stop: &Stop) -> Result<(), Failure> {
     let session = Session::open_any(&args.options, stop)?;
     let mut left = args.count;
     let mut before = Counted::of(sessions::all(&session, args.role)?, now());
+    let client = session.controller.client();
     let pause = || stop.channel().recv_timeout(args.interval.into()) == Err(RecvTimeoutError::Timeout);
     while left != Some(0) && pause() && !reader_is_gone() {
-        let (sessions, at) = (sessions::all(&session, args.role)?, now());
+        let asked = sessions::all(&session, args.role);
+        if let Err(why) = &asked
+            && client.ended().is_none()
+        {
+            note(format_args!("ssntp: {why}"));
+            await_session(&client, NEVER, stop)?;
+            continue;
+        }
+        let (sessions, at) = (asked?, now());
         let rows = before.rates(&sessions, at);
         before = Counted::of(sessions, at);
         print(&rows, args.options.json)?;

@@ -14,6 +14,7 @@ use ssntp_test_support::port::HeldPort;
 use ssntp_test_support::program::{LIMIT, Program};
 use tempfile::TempDir;
 
+use crate::cluster::processes::until;
 use crate::processes::words;
 
 /// A user with an empty home.
@@ -437,6 +438,25 @@ fn a_hang_up_reloads_the_certificate_and_the_configuration_of_a_server() {
     assert_eq!(result["operand"], "CONFIGURE");
     assert!(result["payload"].as_str().unwrap().contains("/b"), "{result}");
     assert_eq!(with(&["send", "STATS"], "two").code(), Some(0));
+}
+
+#[test]
+fn top_goes_on_when_its_server_was_started_again() {
+    let user = User::new();
+    let port = HeldPort::new();
+    let server = user.dev_at(&port.address());
+    let top = user.start(&["top", "--json", "--interval", "0.1"]);
+    top.line("[");
+    drop(server);
+    top.error_line("ssntp: ");
+    let _server = user.dev_at(&port.address());
+    until("top has a session again", || {
+        let sessions = user.done(&["ctl", "sessions", "--json"]);
+        let all: Value = serde_json::from_str(&sessions).unwrap();
+        let is_there = all.as_array().unwrap().len() > 1;
+        is_there.then_some(()).ok_or(sessions)
+    });
+    top.end_by(Signal::TERM);
 }
 
 /// The script of `ssntp completions bash` is run as bash does it.
