@@ -20,7 +20,7 @@ use ssntp_qemu::QemuDriver;
 
 use crate::networks::NetworkArgs;
 use ssntp_daemon::choice::{Choices, Given, one_of};
-use ssntp_daemon::connection::{Connection, JoinArgs, Renewal, closed};
+use ssntp_daemon::connection::{Connection, Renewal, TokenArgs, closed};
 use ssntp_daemon::daemon::{Daemon, Next, Presence, StartPages, on};
 use ssntp_daemon::failure::Failure;
 use ssntp_daemon::seconds::Seconds;
@@ -57,7 +57,7 @@ pub struct Args<P: AgentPages> {
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
-    join: JoinArgs,
+    join: TokenArgs,
     /// The directory for the node's instances and, if neither the certificate nor
     /// --uuid sets it, the node's UUID
     #[arg(long, value_name = "DIR")]

@@ -10,7 +10,7 @@ use ssntp_agent_cli::{AgentPages, Args, run};
 use ssntp_daemon::daemon::StartPages;
 use ssntp_daemon::logging::{LogArgs, Logging};
 use ssntp_daemon::output;
-use ssntp_daemon::settings::{self, Problems, Refused, Settings, with_environment};
+use ssntp_daemon::settings::{self, Invalid, Problems, Settings, with_environment};
 
 /// The agent of a node
 #[derive(Debug, Parser)]
@@ -41,9 +41,9 @@ fn main() -> ExitCode {
     }
     let (line, settings) = match read() {
         Ok(read) => read,
-        Err(Refused::Words(e)) => e.exit(),
-        Err(refused @ Refused::File { .. }) => {
-            let _ = refused.failure().report();
+        Err(Invalid::Words(e)) => e.exit(),
+        Err(invalid @ Invalid::File { .. }) => {
+            let _ = invalid.failure().report();
             return ExitCode::from(2);
         }
     };
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
 }
 
 /// Reads the command line, and the settings file that it names.
-fn read() -> Result<(Line, Settings), Refused> {
+fn read() -> Result<(Line, Settings), Invalid> {
     let words: Vec<_> = std::env::args_os().collect();
     let (matches, settings) = settings::read(
         &with_environment(Line::command()).term_width(output::help_width()),

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::logging::LogArgs;
 use crate::output::note;
 use crate::screens::grouped;
-use crate::settings::{self, Refused, Settings, with_environment};
+use crate::settings::{self, Invalid, Settings, with_environment};
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
@@ -40,7 +40,7 @@ impl Args {
         let read = settings::read(&command(), &words);
         match read.and_then(|(matches, settings)| Ok((Self::from_arg_matches(&matches)?, settings))) {
             Ok(read) => read,
-            Err(Refused::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
+            Err(Invalid::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
                 // The paragraphs after the first one, usage and tips, are for people.
                 let text = e.to_string();
                 let why = text.split("\n\n").next().unwrap_or_default();
@@ -48,7 +48,7 @@ impl Args {
                 let _ = usage.in_json(true).report();
                 std::process::exit(e.exit_code())
             }
-            Err(Refused::Words(e)) => {
+            Err(Invalid::Words(e)) => {
                 let printed = e.print().map_err(|error| Failure::output(&error));
                 // Help is output, and an error of the command line is not.
                 if let Err(failure) = printed
@@ -63,8 +63,8 @@ impl Args {
                 }
                 std::process::exit(e.exit_code())
             }
-            Err(refused @ Refused::File { .. }) => {
-                let _ = refused.failure().report();
+            Err(invalid @ Invalid::File { .. }) => {
+                let _ = invalid.failure().report();
                 std::process::exit(2)
             }
         }

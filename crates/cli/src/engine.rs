@@ -21,7 +21,7 @@ use crate::input;
 use crate::settings::Problems;
 
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct JoinArgs {
+pub(crate) struct EngineArgs {
     /// Join the other servers that share this etcd: etcd://HOST:PORT[,HOST:PORT]; its
     /// endpoints are tried in turn. Without --join-ca the connection is not encrypted
     #[arg(long, value_name = "ETCD", group = "several", value_parser = EndpointsParser)]
@@ -71,7 +71,7 @@ pub(crate) fn cluster_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-impl JoinArgs {
+impl EngineArgs {
     /// True if `--join` is given.
     pub(crate) fn is_given(&self) -> bool {
         self.join.is_some()
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn each_file_of_credentials_for_the_etcd_is_watched_and_its_end_is_known() {
-        each_file_is_watched(&["--join", "etcd://etcd"], |args: &JoinArgs| {
+        each_file_is_watched(&["--join", "etcd://etcd"], |args: &EngineArgs| {
             args.read().unwrap().1
         });
     }

@@ -9,7 +9,7 @@
 //! | `args` | the command line |
 //! | `cmd` | the subcommands, one file each |
 //! | `daemon` | flags and texts that all daemons share that are servers |
-//! | `join` | the flags of a daemon that joins others through an etcd |
+//! | `engine` | the flags of a daemon that joins others through an etcd |
 //! | `screens` | the first screens of help |
 //! | `receipt` | the answer to a sender: how many sessions received a frame |
 //! | `watching` | for tests: which files of credentials are watched |
@@ -20,7 +20,7 @@ mod application;
 mod args;
 mod cmd;
 mod daemon;
-mod join;
+mod engine;
 mod receipt;
 mod screens;
 #[cfg(test)]

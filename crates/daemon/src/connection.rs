@@ -304,7 +304,7 @@ pub fn to_dial(text: &str) -> Result<Address, String> {
 
 /// Joining a cluster with a token.
 #[derive(Clone, Debug, clap::Args)]
-pub struct JoinArgs {
+pub struct TokenArgs {
     /// The token of `ssntp token add`, which gives this node its certificate. Once the
     /// node has joined, the token is not used again
     #[arg(
@@ -332,7 +332,7 @@ impl TypedValueParser for TokenParser {
     }
 }
 
-impl JoinArgs {
+impl TokenArgs {
     /// True if there is a token: certificate and authority are then those that the node gets.
     pub fn is_given(&self) -> bool {
         self.token.is_some()
@@ -367,7 +367,7 @@ impl JoinArgs {
             match why {
                 JoinError::Files(_) | JoinError::Lost(_) => Failure::new(text),
                 // Another attempt with the same files would end in the same way.
-                _ => Failure::Refused(text),
+                _ => Failure::NotAdmitted(text),
             }
         })?;
         Ok(Some((files, token.address().clone())))
@@ -459,7 +459,7 @@ impl Connection {
     /// node wants without --role. Returns the node's files.
     pub fn join(
         &mut self,
-        join: &JoinArgs,
+        join: &TokenArgs,
         directory: Option<&Path>,
         roles: Role,
     ) -> Result<Option<NodeFiles>, Failure> {
@@ -648,7 +648,7 @@ pub fn ended(client: &ClientHandle) -> Failure {
 pub fn closed(why: Option<ClientError>) -> Failure {
     let why = why.unwrap_or(ClientError::Closed);
     match &why {
-        ClientError::Aborted { .. } | ClientError::NoServerLeft(_) => Failure::Refused(why.to_string()),
+        ClientError::Aborted { .. } | ClientError::NoServerLeft(_) => Failure::NotAdmitted(why.to_string()),
         _ => Failure::new(why),
     }
 }

@@ -19,7 +19,7 @@ pub enum Failure {
     /// The command could not do its work: exit code 1.
     Failed(String),
     /// Every server refuses this client with its certificate or token: exit code 1.
-    Refused(String),
+    NotAdmitted(String),
     /// The command line, or a file that it names, is wrong: exit code 2.
     Usage(String),
     /// An exit code without a message: a signal ended the program, or the message was printed
@@ -80,7 +80,7 @@ impl Failure {
     /// The message for people, if there is one.
     pub fn plain(&self) -> Option<&str> {
         match self {
-            Self::Failed(message) | Self::Refused(message) | Self::Usage(message) => Some(message),
+            Self::Failed(message) | Self::NotAdmitted(message) | Self::Usage(message) => Some(message),
             Self::Silent(_) | Self::Json(_) => None,
         }
     }
@@ -92,7 +92,7 @@ impl Failure {
 
     fn number(&self) -> u8 {
         match self {
-            Self::Failed(_) | Self::Refused(_) => 1,
+            Self::Failed(_) | Self::NotAdmitted(_) => 1,
             Self::Usage(_) => 2,
             Self::Silent(code) => *code,
             Self::Json(failure) => failure.number(),

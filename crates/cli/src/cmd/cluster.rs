@@ -19,8 +19,8 @@ use uuid::Uuid;
 
 use crate::connection::{absolute, to_dial};
 use crate::context::{Context, Contexts};
+use crate::engine::cluster_name;
 use crate::failure::Failure;
-use crate::join::cluster_name;
 use crate::output::{Output, for_shell};
 use crate::signals::Stop;
 

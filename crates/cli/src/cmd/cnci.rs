@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::table::{self, Columns};
 use crate::admin::{self, AdminArgs};
 use crate::choice::Given;
-use crate::connection::{Connection, JoinArgs, Renewal, closed};
+use crate::connection::{Connection, Renewal, TokenArgs, closed};
 use crate::daemon::{Daemon, Presence, on};
 use crate::failure::Failure;
 use crate::output::{Output, print_json, printable};
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
-    join: JoinArgs,
+    join: TokenArgs,
     /// The UUID of the tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::logging;
 use crate::output::{Output, even_unread, print_json, print_line, print_text, printable};
 use crate::settings::{
-    self, Flags, Problem, Problems, Read, Refused, Setting, choices, is_repeated, is_switch,
+    self, Flags, Invalid, Problem, Problems, Read, Setting, choices, is_repeated, is_switch,
 };
 
 /// Check, show and print files with the settings of daemons (--config-file)
@@ -163,7 +163,7 @@ impl Name {
     }
 
     /// Reads the settings as the daemon would if it were started with this file and these flags.
-    fn read(self, command: &Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Refused> {
+    fn read(self, command: &Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Invalid> {
         let mut words = vec![OsString::from("ssntp")];
         words.extend(self.words().iter().map(OsString::from));
         if let Some(file) = file {
@@ -225,8 +225,8 @@ fn problems_of(
     let (mut found, read) = match daemon.read(command, Some(file), more) {
         Ok(read) => (Vec::new(), Some(read)),
         // The keys that could be read are checked as well, so that one run shows every problem.
-        Err(Refused::File { problems, rest, .. }) => (problems, rest.map(|rest| *rest)),
-        Err(refused @ Refused::Words(_)) => return Err(refused.failure()),
+        Err(Invalid::File { problems, rest, .. }) => (problems, rest.map(|rest| *rest)),
+        Err(invalid @ Invalid::Words(_)) => return Err(invalid.failure()),
     };
     if let Some((matches, settings)) = read {
         let mut of_daemon = daemon.problems(&matches)?;
@@ -242,7 +242,7 @@ fn problems_of(
 
 fn show(command: &Command, args: &ShowSettings) -> Result<(), Failure> {
     let read = args.daemon.read(command, args.file.as_deref(), &args.more);
-    let (_, settings) = read.map_err(|refused| refused.failure())?;
+    let (_, settings) = read.map_err(|invalid| invalid.failure())?;
     let flags = Flags::of(command, args.daemon.words());
     // A token holds a secret, and the user may paste the output into a report.
     let is_secret = |key: &str| {

@@ -8,7 +8,7 @@ use ssntp::pki::{Error, Fault};
 use ssntp::transport::Address;
 
 use crate::choice::Given;
-use crate::connection::{JoinArgs, to_dial};
+use crate::connection::{TokenArgs, to_dial};
 use crate::failure::Failure;
 use crate::output::{for_shell, note, print_line};
 use crate::signals::Stop;
@@ -25,7 +25,7 @@ use crate::signals::Stop;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    join: JoinArgs,
+    join: TokenArgs,
     /// The directory for the files; it is made if it does not exist
     #[arg(long = "dir", value_name = "DIR")]
     state: PathBuf,

@@ -21,8 +21,8 @@ use crate::context::address;
 use crate::credentials::{CredentialFiles, FilesRead, Lifetime};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, on, server_stopped};
+use crate::engine::{self, EngineArgs};
 use crate::failure::Failure;
-use crate::join::{self, JoinArgs};
 use crate::seconds::{Seconds, age};
 use crate::settings::{ConfigFile, Problems, Settings};
 
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_join: bool,
     #[command(flatten)]
-    join: JoinArgs,
+    join: EngineArgs,
     /// The address at which the other schedulers reach this one [default: the addresses of
     /// --listen]
     #[arg(long, value_name = "ADDR", value_parser = to_dial, requires = "join")]
@@ -201,7 +201,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         Some(engine) => {
             // This call only checks the flags. A port that the system chooses is known once the
             // server listens, so `start_joined` finds the addresses itself.
-            join::addresses(&args.listen, args.advertise.as_ref())?;
+            engine::addresses(&args.listen, args.advertise.as_ref())?;
             let named: Vec<_> = args.advertise.iter().map(Address::to_string).collect();
             let links = named.iter().fold(Federation::new(), Federation::advertise);
             let joined = scheduler.start_joined(server, links, Box::new(engine), named);
@@ -219,7 +219,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         json: args.json,
         pages: args.admin.pages(admin::of_scheduler(
             server.handle(),
-            join::weak(membership.as_ref()),
+            engine::weak(membership.as_ref()),
             records.clone(),
         )),
         status: Box::new(move || sessions(&handle)),

@@ -237,7 +237,7 @@ impl Daemon {
         self.manager.ready(presence.status);
         let served = self.serve(read, reload, arms);
         match served {
-            Err(Failure::Refused(why)) if self.waits_before_end(&why) => {}
+            Err(Failure::NotAdmitted(why)) if self.waits_before_end(&why) => {}
             other => other?,
         }
         self.manager.stopping();
@@ -257,7 +257,7 @@ impl Daemon {
         tried: Result<T, Failure>,
         files: Vec<PathBuf>,
     ) -> Result<T, Failure> {
-        let Err(Failure::Refused(why)) = &tried else {
+        let Err(Failure::NotAdmitted(why)) = &tried else {
             return tried;
         };
         self.watched = Watched::of(files).and(self.settings.file());

@@ -93,7 +93,7 @@ pub struct Problem {
 
 /// The reason why a command line is refused.
 #[derive(Debug)]
-pub enum Refused {
+pub enum Invalid {
     /// The command line is wrong, or asks for help.
     Words(Box<clap::Error>),
     File {
@@ -126,7 +126,7 @@ pub fn with_environment(command: Command) -> Command {
 pub type Read = (ArgMatches, Settings);
 
 /// Reads a command line as `command` defines it, and the file that it names.
-pub fn read(command: &Command, words: &[OsString]) -> Result<Read, Refused> {
+pub fn read(command: &Command, words: &[OsString]) -> Result<Read, Invalid> {
     let whole = command.clone().try_get_matches_from(words);
     let daemon = match &whole {
         Ok(matches) => CommandLine::of(command, words, matches),
@@ -143,7 +143,7 @@ pub fn read(command: &Command, words: &[OsString]) -> Result<Read, Refused> {
     };
     match daemon.file.clone() {
         Some(path) => daemon.with_file(&path),
-        None => daemon.settle(&[]).map_err(Refused::from),
+        None => daemon.settle(&[]).map_err(Invalid::from),
     }
 }
 
@@ -184,7 +184,7 @@ impl<'a> CommandLine<'a> {
         })
     }
 
-    fn with_file(&self, path: &Path) -> Result<Read, Refused> {
+    fn with_file(&self, path: &Path) -> Result<Read, Invalid> {
         let mut problems = Vec::new();
         let mut taken = Vec::new();
         for entry in file::read(path, &mut problems) {
@@ -202,12 +202,12 @@ impl<'a> CommandLine<'a> {
         problems.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
         match rest {
             Ok(settled) if problems.is_empty() => Ok(settled),
-            Err(e) if problems.is_empty() => Err(Refused::File {
+            Err(e) if problems.is_empty() => Err(Invalid::File {
                 path: path.to_owned(),
                 problems: vec![explained(&e, &taken)],
                 rest: None,
             }),
-            rest => Err(Refused::File {
+            rest => Err(Invalid::File {
                 path: path.to_owned(),
                 problems,
                 rest: rest.ok().map(Box::new),
@@ -292,8 +292,8 @@ impl Settings {
         if self.file.is_none() {
             return Ok(None);
         }
-        let (matches, settings) = read(&self.command, &self.words).map_err(|refused| refused.failure())?;
-        let args = A::from_arg_matches(innermost(&matches)).map_err(|e| Refused::from(e).failure())?;
+        let (matches, settings) = read(&self.command, &self.words).map_err(|invalid| invalid.failure())?;
+        let args = A::from_arg_matches(innermost(&matches)).map_err(|e| Invalid::from(e).failure())?;
         Ok(Some((args, settings)))
     }
 
@@ -355,7 +355,7 @@ impl Settings {
     }
 }
 
-impl Refused {
+impl Invalid {
     /// The error of a daemon that does not start, in one line.
     pub fn failure(&self) -> Failure {
         let (path, problems) = match self {
@@ -375,7 +375,7 @@ impl Refused {
     }
 }
 
-impl From<clap::Error> for Refused {
+impl From<clap::Error> for Invalid {
     fn from(error: clap::Error) -> Self {
         Self::Words(Box::new(error))
     }

@@ -143,7 +143,7 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
         })
     })];
     let reload = |_: Option<Args>| {
-        // The authority of --http-ca is read first, so that a failure changes nothing.
+        // The authority of --http-ca is read first, so that a fault in it changes nothing.
         let (readers, of_readers) = args.http.readers()?;
         let controller = controller.handle().controller();
         let read = files.renew(|identity, trust| controller.renew(identity, trust))?;

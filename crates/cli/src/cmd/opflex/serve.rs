@@ -24,8 +24,8 @@ use crate::connection::to_dial;
 use crate::context::address;
 use crate::daemon::server::listening;
 use crate::daemon::{Daemon, Next, Presence, on};
+use crate::engine::{self, EngineArgs};
 use crate::failure::Failure;
-use crate::join::{self, JoinArgs};
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
 
@@ -70,7 +70,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     #[command(flatten)]
-    join: JoinArgs,
+    join: EngineArgs,
     /// The address at which elements reach this server; all servers send it to elements [default:
     /// the first of --listen]
     #[arg(long, value_name = "ADDR", value_parser = to_dial, requires = "join")]
@@ -120,7 +120,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let engine = args.join.engine(credentials);
     let renewal = engine.as_ref().map(Etcd::renewal);
     if engine.is_some() {
-        join::addresses(&args.listen, args.advertise.as_ref())?;
+        engine::addresses(&args.listen, args.advertise.as_ref())?;
     }
     config.listen = args.listen;
     let (acceptor, read) = args.tls.read()?;
@@ -169,9 +169,10 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         addresses: server.addresses(),
         lines: vec![listening(server.addresses())],
         json: args.json,
-        pages: args
-            .admin
-            .pages(admin::of_opflex(server.handle(), join::weak(server.membership()))),
+        pages: args.admin.pages(admin::of_opflex(
+            server.handle(),
+            engine::weak(server.membership()),
+        )),
         status: Box::new(move || {
             let clients = handle.with(|cx| cx.core().session_count()).ok()?;
             Some(format!("{clients} clients"))

@@ -33,9 +33,9 @@ use crate::context::address;
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, on, server_stopped};
+use crate::engine::{self, EngineArgs};
 use crate::failure::Failure;
 use crate::input;
-use crate::join::{self, JoinArgs};
 use crate::output::print_apart;
 use crate::receipt::{RECEIVERS, with_receipts};
 use crate::seconds::Seconds;
@@ -134,7 +134,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", value_parser = to_dial, value_delimiter = ',', num_args = 1.., group = "several")]
     peers: Vec<Address>,
     #[command(flatten)]
-    join: JoinArgs,
+    join: EngineArgs,
     /// The address at which other servers reach this one [default: the addresses of
     /// --listen]
     #[arg(long, value_name = "ADDR", value_parser = to_dial, requires = "several")]
@@ -322,9 +322,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let engine = args.join.engine(credentials);
     let renewal = engine.as_ref().map(Etcd::renewal);
     let server = Server::start(config, application)?;
-    let membership = engine.map(|engine| join::link(&server, engine, args.advertise.as_ref()));
+    let membership = engine.map(|engine| engine::link(&server, engine, args.advertise.as_ref()));
     let membership = membership.transpose()?.map(Arc::new);
-    let _ = cluster.set(join::weak(membership.as_ref()));
+    let _ = cluster.set(engine::weak(membership.as_ref()));
     let mut lines = vec![listening(server.addresses())];
     if let Some(dev) = &dev {
         let is_current = dev.name(server.addresses())?;
@@ -336,9 +336,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         addresses: server.addresses(),
         lines,
         json: args.json,
-        pages: args
-            .admin
-            .pages(admin::of_server(server.handle(), join::weak(membership.as_ref()))),
+        pages: args.admin.pages(admin::of_server(
+            server.handle(),
+            engine::weak(membership.as_ref()),
+        )),
         status: Box::new(move || sessions(&handle)),
         reloaded: RELOADED,
     };
