@@ -485,7 +485,7 @@ impl Cluster {
     ) -> Option<String> {
         let Some(taken) = self.starts.instances().taken(instance) else {
             if lost {
-                self.starts.handle_lost_node(out, instance);
+                self.starts.end_with_node(out, instance);
             } else if tenants.is_of_earlier(instance) {
                 return Some(
                     "no node has listed this instance since this scheduler began, and one that is away may still \
@@ -511,7 +511,7 @@ impl Cluster {
                         "the concentrator of the tenant is away, and has to be told first".to_owned(),
                     );
                 }
-                self.starts.handle_lost_node(out, instance);
+                self.starts.end_with_node(out, instance);
                 None
             }
         }
@@ -529,7 +529,7 @@ impl Cluster {
                     .or_insert_with(|| self.cncis.close_tunnel(out, &tunnel))
             });
             if is_told {
-                self.starts.handle_lost_node(out, instance);
+                self.starts.end_with_node(out, instance);
             }
         }
     }

@@ -7,8 +7,8 @@
 //! | 2 | the sender has sent the last reports of all its clients | – |
 //! | 3 | intents | records until the end |
 //!
-//! A record is the UUID of the instance, the UUID of its node (nil if the instance is gone), and
-//! the state of its START, u8. 0: it is answered. 1: it is in flight; the length of its
+//! A record is the UUID of the instance, the UUID of its node (nil if the instance is gone, the greatest one if it
+//! ended with its node), and the state of its START, u8. 0: it is answered. 1: it is in flight; the length of its
 //! `command_id` follows, u8, and its bytes. 2: like 1, and its key `restart` is set. 3: it was
 //! answered with a failure, but its node may still start the instance.
 
@@ -22,6 +22,9 @@ const MAX_PER_MESSAGE: usize = 1000;
 pub(crate) const MAX_INTENTS: usize = 1 << 17;
 /// The length limit of a `command_id`, in bytes. Failures do not repeat a longer one.
 const MAX_ID: usize = 64;
+
+/// Stands for the node of an instance that an operator has ended with its node. No node has this UUID.
+pub(crate) const LOST: Uuid = Uuid::max();
 
 /// The node of an instance, and the state of its START.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,7 +180,11 @@ mod tests {
             node: (n > 1).then(|| uuid(n + 9)),
             state,
         });
-        let intents: Vec<_> = intents.collect();
+        let lost = Intent {
+            node: Some(LOST),
+            ..Intent::gone(uuid(9))
+        };
+        let intents: Vec<_> = intents.chain([lost]).collect();
         let leads = Message::Leads {
             token: 7,
             configuration: Bytes::from_static(b"configure:\n"),

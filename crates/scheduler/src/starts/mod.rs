@@ -38,7 +38,6 @@ use std::time::{Duration, Instant};
 use log::{debug, info, warn};
 use uuid::Uuid;
 
-use self::instances::LOST;
 use self::instances::{Instances, PendingStart, Report, StartFailed};
 use self::ledger::Ledger;
 use self::moves::Moves;
@@ -147,10 +146,6 @@ impl Starts {
             if let StartState::InFlight { command_id, .. } = &intent.state {
                 self.moves.adopt(intent.instance, command_id);
             }
-            // The former leader may have ended before the address was free in the engine.
-            if intent.node == Some(LOST) {
-                self.left.push(intent.instance);
-            }
         }
         self.instances.adopt(intents, is_connected, has_address, now);
         self.instances.handover().record_intents();
@@ -193,9 +188,9 @@ impl Starts {
     }
 
     /// An operator says that the node of an instance is lost for good, so the instance has ended.
-    pub(crate) fn handle_lost_node(&mut self, out: &mut Out<'_, '_>, instance: Uuid) {
-        if let Some(pending) = self.instances.lost(instance) {
-            self.handle_lost(out, instance, &pending);
+    pub(crate) fn end_with_node(&mut self, out: &mut Out<'_, '_>, instance: Uuid) {
+        if let Some(pending) = self.instances.end_with_node(instance) {
+            self.handle_unanswered(out, instance, &pending);
         }
         self.left.push(instance);
     }
@@ -516,7 +511,7 @@ impl Starts {
             self.refuse_start(out, &start, StartFailureReason::FullCloud);
         }
         for (instance, pending) in self.instances.expire(has_address, now) {
-            self.handle_lost(out, instance, &pending);
+            self.handle_unanswered(out, instance, &pending);
             // If the node starts the instance later, it must not run, because its START has failed.
             delete_given_up(out, instance, pending.allocation.node);
         }
@@ -531,7 +526,7 @@ impl Starts {
     }
 
     /// Answers a START with a failure, because its node has not answered it.
-    fn handle_lost(&mut self, out: &mut Out<'_, '_>, instance: Uuid, pending: &PendingStart) {
+    fn handle_unanswered(&mut self, out: &mut Out<'_, '_>, instance: Uuid, pending: &PendingStart) {
         let node = pending.allocation.node;
         self.figures.failed("no_answer", pending.received, out.now());
         self.left.push(instance);
@@ -572,8 +567,8 @@ impl Starts {
         for received in report.started {
             self.figures.started(received, out.now());
         }
-        for (instance, pending) in report.lost {
-            self.handle_lost(out, instance, &pending);
+        for (instance, pending) in report.failed {
+            self.handle_unanswered(out, instance, &pending);
         }
         for instance in report.unwanted {
             delete_given_up(out, instance, node);

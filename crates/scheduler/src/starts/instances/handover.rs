@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use uuid::Uuid;
 
-use crate::messages::{Intent, StartState};
+use crate::messages::{Intent, LOST, StartState};
 use crate::starts::ledger::Ledger;
 
 /// The changes for the next scheduler.
@@ -22,7 +22,7 @@ pub(in crate::starts) struct Handover {
     /// The intents that have not been sent to the other schedulers yet; `None` if this is the
     /// only scheduler.
     intents: Option<Vec<Intent>>,
-    /// The instances that are gone, which the other schedulers have not been told yet.
+    /// The instances that are gone or [`LOST`], which the other schedulers have not been told yet.
     gone: Vec<Uuid>,
 }
 
@@ -46,7 +46,7 @@ impl Handover {
         self.intents.is_some()
     }
 
-    /// Keeps the node of an instance; `None` once the instance is gone.
+    /// Keeps the node of an instance; `None` once the instance is gone, [`LOST`] if it ended with its node.
     pub(super) fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
         if let Some(ledger) = &mut self.ledger {
             ledger.keep(instance, node);
@@ -73,7 +73,7 @@ impl Handover {
 
     pub(super) fn record(&mut self, instance: Uuid, node: Option<Uuid>, state: StartState) {
         match &mut self.intents {
-            _ if node.is_none() => self.gone.push(instance),
+            _ if node.is_none_or(|node| node == LOST) => self.gone.push(instance),
             None => {}
             Some(intents) => intents.push(Intent {
                 instance,

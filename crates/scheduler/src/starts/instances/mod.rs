@@ -31,6 +31,7 @@
 //! most [`MAX_AWAY`] instances together, beside those with addresses, which the table of tenants bounds.
 
 mod handover;
+mod lost;
 mod pending;
 #[cfg(test)]
 mod tests;
@@ -41,11 +42,12 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use self::handover::Handover;
+use self::lost::Lost;
 pub(crate) use self::pending::PendingStart;
 use super::unplaced::UnplacedStart;
 use crate::config::StartLimits;
 use crate::figures::tally;
-use crate::messages::{Intent, MAX_INTENTS, StartState};
+use crate::messages::{Intent, LOST, MAX_INTENTS, StartState};
 use crate::placement::{Allocation, Siblings};
 use ssntp_cluster::phase::Phase;
 use ssntp_payload::{CommandSubject, InstanceState, StartFailureReason};
@@ -56,10 +58,6 @@ const AWAY_TIME: Duration = Duration::from_secs(600);
 /// The maximum number of instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
 /// of the node that disconnected first are forgotten.
 const MAX_AWAY: usize = 65_536;
-/// The maximum number of instances that were ended with their node and are remembered, should a node list them.
-const MAX_LOST: usize = 4096;
-/// Stands for the node of an instance that was ended with its node. No node has this UUID.
-pub(in crate::starts) const LOST: Uuid = Uuid::nil();
 /// The maximum number of answered STARTs that are remembered, so that a failure that an agent repeats is
 /// not forwarded twice. This covers the STARTs in flight of several agents that reconnect.
 const MAX_ANSWERED: usize = 4096;
@@ -126,7 +124,7 @@ pub(crate) struct Report {
     /// The arrival time of each START that is done.
     pub(super) started: Vec<Instant>,
     /// STARTs that failed without a StartFailure.
-    pub(super) lost: Vec<(Uuid, PendingStart)>,
+    pub(super) failed: Vec<(Uuid, PendingStart)>,
     /// Other instances that the node had and does not list any more.
     pub(super) gone: Vec<Uuid>,
     /// Instances that exist although their START was answered with a failure.
@@ -163,9 +161,7 @@ pub(crate) struct Instances {
     away_instances: usize,
     /// In the order of the answers, so that the oldest is forgotten first.
     answered: VecDeque<Answered>,
-    /// The instances that an operator has ended with their node, the oldest in front. If a node lists one after
-    /// all, it is deleted, because another instance may have its address.
-    lost: VecDeque<Uuid>,
+    lost: Lost,
     handover: Handover,
     /// The instances that have come to a node or left one since the last question.
     moved: Vec<(Uuid, Uuid)>,
@@ -193,7 +189,8 @@ impl Instances {
             let (instance, Some(node)) = (intent.instance, intent.node) else {
                 continue;
             };
-            if node == LOST {
+            // Earlier builds have written a nil UUID to the ledger's file.
+            if node == LOST || node.is_nil() {
                 self.remember_lost(instance);
                 continue;
             }
@@ -236,45 +233,55 @@ impl Instances {
     /// The intents for the instances that are gone since the last call and have no node again.
     pub(super) fn take_gone(&mut self) -> Vec<Intent> {
         let gone = self.handover.take_gone().into_iter();
-        let gone = gone.filter(|instance| self.node_of(*instance).is_none() && !self.lost.contains(instance));
-        gone.map(Intent::gone).collect()
+        let gone = gone.filter(|instance| self.node_of(*instance).is_none());
+        gone.map(|instance| Intent {
+            node: self.told_node(instance),
+            ..Intent::gone(instance)
+        })
+        .collect()
+    }
+
+    /// The node of an instance as the next scheduler has to know it, and [`LOST`] for one that ended with its node;
+    /// `None` if no node has the instance.
+    fn told_node(&self, instance: Uuid) -> Option<Uuid> {
+        let is_lost = self.lost.contains(instance);
+        // The next scheduler deletes it as well if a node lists it.
+        let is_listed = is_lost && matches!(self.state(instance), Some(State::GivenUp));
+        let node = self.node_of(instance).filter(|_| !is_listed);
+        node.or(is_lost.then_some(LOST))
+    }
+
+    /// All instances that have a node for the next scheduler, each with that node.
+    fn told(&self) -> impl Iterator<Item = (Uuid, Uuid)> {
+        let known = self.by_uuid.keys().copied();
+        let lost = self.lost.iter();
+        let all = known.chain(lost.filter(|instance| !self.by_uuid.contains_key(instance)));
+        all.filter_map(|instance| Some((instance, self.told_node(instance)?)))
     }
 
     /// Hands the whole table over to the ledger if that has dropped changes, and has room again.
     pub(super) fn catch_up(&mut self) {
         if self.handover.can_catch_up() {
-            let lost = self.lost.iter().map(|instance| (*instance, LOST));
-            let known = self.by_uuid.iter();
-            // The later one counts: a node has listed an instance that was ended with its node.
-            let all = lost.chain(known.filter_map(|(instance, entry)| Some((*instance, entry.node?))));
-            self.handover.catch_up(all.collect());
+            self.handover.catch_up(self.told().collect());
         }
     }
 
-    /// All intents, at most [`MAX_INTENTS`]. `command_id` returns the id of an instance's START.
+    /// All intents, at most [`MAX_INTENTS`], one for each instance. `command_id` returns the id of an instance's
+    /// START.
     pub(super) fn intents(&self, command_id: impl Fn(Uuid) -> String) -> Vec<Intent> {
-        let known = self.by_uuid.iter().filter_map(|(instance, entry)| {
-            let (instance, node) = (*instance, Some(entry.node?));
-            let state = match entry.state {
-                State::Parked | State::Known(_) => StartState::Answered,
-                State::GivenUp => StartState::GivenUp,
-                State::Starting(pending) => StartState::InFlight {
+        let intent = |(instance, node)| Intent {
+            instance,
+            node: Some(node),
+            state: match self.state(instance) {
+                None | Some(State::Parked | State::Known(_)) => StartState::Answered,
+                Some(State::GivenUp) => StartState::GivenUp,
+                Some(State::Starting(pending)) => StartState::InFlight {
                     restart: pending.restart,
                     command_id: command_id(instance),
                 },
-            };
-            Some(Intent {
-                instance,
-                node,
-                state,
-            })
-        });
-        let lost = self.lost.iter().map(|instance| Intent {
-            instance: *instance,
-            node: Some(LOST),
-            state: StartState::Answered,
-        });
-        known.chain(lost).take(MAX_INTENTS).collect()
+            },
+        };
+        self.told().map(intent).take(MAX_INTENTS).collect()
     }
 
     fn state(&self, instance: Uuid) -> Option<State> {
@@ -282,11 +289,14 @@ impl Instances {
     }
 
     fn insert(&mut self, instance: Uuid, entry: Entry) {
-        let node = entry.node;
+        let (node, told_before) = (entry.node, self.told_node(instance));
         let before = self.by_uuid.insert(instance, entry).and_then(|entry| entry.node);
         // The ledger is a file, so only a change of the node is written.
+        let told = self.told_node(instance);
+        if told_before != told {
+            self.handover.keep(instance, told);
+        }
         if before != node {
-            self.handover.keep(instance, node);
             let nodes = before.into_iter().chain(node);
             self.moved.extend(nodes.map(|node| (instance, node)));
         }
@@ -294,9 +304,8 @@ impl Instances {
 
     fn remove(&mut self, instance: Uuid) -> Option<Entry> {
         let entry = self.by_uuid.remove(&instance)?;
-        self.lost.retain(|lost| *lost != instance);
         if let Some(node) = entry.node {
-            self.handover.keep(instance, None);
+            self.handover.keep(instance, self.told_node(instance));
             self.moved.push((instance, node));
         }
         Some(entry)
@@ -376,7 +385,7 @@ impl Instances {
     }
 
     /// True if its START is in flight.
-    pub(super) fn is_starting(&self, instance: Uuid) -> bool {
+    pub(crate) fn is_starting(&self, instance: Uuid) -> bool {
         matches!(self.state(instance), Some(State::Starting(_)))
     }
 
@@ -444,6 +453,15 @@ impl Instances {
         }
     }
 
+    /// The state of an instance that a node has without a START of this scheduler.
+    fn found(&self, instance: Uuid, phase: Phase) -> State {
+        if self.lost.contains(instance) {
+            State::GivenUp
+        } else {
+            State::Known(phase)
+        }
+    }
+
     fn own(&mut self, instance: Uuid, node: Uuid, state: State) {
         let node_instances = &mut self.by_node.entry(node).or_default().instances;
         node_instances.insert(instance);
@@ -467,12 +485,7 @@ impl Instances {
             // The START of an instance that runs already must not be placed.
             let is_parked = matches!(self.state(*instance), Some(State::Parked)) && phase != Phase::Ended;
             if is_parked || !self.by_uuid.contains_key(instance) {
-                let state = if self.lost.contains(instance) {
-                    State::GivenUp
-                } else {
-                    State::Known(phase)
-                };
-                let node = Some(node);
+                let (node, state) = (Some(node), self.found(*instance, phase));
                 self.insert(*instance, Entry { node, state });
             }
             report.parked.extend(is_parked.then_some(*instance));
@@ -509,6 +522,7 @@ impl Instances {
             }
         }
         for instance in settled {
+            self.lost.remove(instance);
             self.handover.record(instance, Some(node), StartState::Answered);
         }
         // Instances that the node had before and does not list any more are gone from it.
@@ -518,7 +532,7 @@ impl Instances {
                 continue;
             }
             match self.state(instance) {
-                Some(State::Starting(pending)) if pending.expected => report.lost.push((instance, pending)),
+                Some(State::Starting(pending)) if pending.expected => report.failed.push((instance, pending)),
                 // These STATS crossed the START.
                 Some(State::Starting(_)) => drop(own.insert(instance)),
                 _ => {
@@ -532,7 +546,7 @@ impl Instances {
         of_node.interval = Some(interval);
         of_node.foreign.clone_from(&report.foreign);
         // After the loop, which borrows the instances of the node.
-        for (instance, pending) in &report.lost {
+        for (instance, pending) in &report.failed {
             self.answered(*instance, pending);
         }
         report
@@ -548,6 +562,7 @@ impl Instances {
             // If a run begins and ends between two STATS, this event is the first sign of it.
             started = Some(pending.received);
             let node = entry.node;
+            self.lost.remove(instance);
             self.handover.record(instance, node, StartState::Answered);
         }
         if !is_kept {
@@ -607,7 +622,7 @@ impl Instances {
                 // node has the instance.
                 if reason.node_has_instance() {
                     // The next STATS show whether it runs or has ended.
-                    self.own(instance, node, State::Known(Phase::Running));
+                    self.own(instance, node, self.found(instance, Phase::Running));
                 }
                 StartFailed::Answer(pending)
             }
@@ -744,8 +759,12 @@ impl Instances {
     }
 
     /// Removes an instance whose node is lost for good. Returns its START, if that is in flight.
-    pub(super) fn lost(&mut self, instance: Uuid) -> Option<PendingStart> {
-        let pending = match self.state(instance) {
+    pub(super) fn end_with_node(&mut self, instance: Uuid) -> Option<PendingStart> {
+        self.remember_lost(instance);
+        if self.node_of(instance).is_none() {
+            self.handover.keep(instance, Some(LOST));
+        }
+        match self.state(instance) {
             Some(State::Starting(pending)) => {
                 self.answered(instance, &pending);
                 Some(pending)
@@ -754,22 +773,15 @@ impl Instances {
                 self.forget(instance);
                 None
             }
-        };
-        self.remember_lost(instance);
-        self.handover.keep(instance, Some(LOST));
-        pending
+        }
     }
 
     fn remember_lost(&mut self, instance: Uuid) {
-        if self.lost.contains(&instance) {
-            return;
-        }
-        if self.lost.len() >= MAX_LOST
-            && let Some(oldest) = self.lost.pop_front()
+        if let Some(oldest) = self.lost.add(instance)
+            && self.node_of(oldest).is_none()
         {
             self.handover.keep(oldest, None);
         }
-        self.lost.push_back(instance);
     }
 
     /// Removes an instance that its node does not have, if its START was given up; returns true if

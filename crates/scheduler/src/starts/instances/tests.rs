@@ -3,10 +3,13 @@
 use InstanceState::{Active, Exited, Pending, Stopping};
 
 use super::*;
+use crate::messages::Message;
 use crate::placement::{Placement, Policy, Siblings, Verdict};
 use crate::starts::ledger::{Change, Ledger};
+use crate::term::Term;
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::Needs;
+use ssntp_engine::Acting;
 use ssntp_payload::Ready;
 
 const NODE: Uuid = Uuid::from_u128(0xa);
@@ -79,7 +82,7 @@ impl Stage {
     }
 
     fn lost(report: &Report) -> Vec<Uuid> {
-        report.lost.iter().map(|(instance, _)| *instance).collect()
+        report.failed.iter().map(|(instance, _)| *instance).collect()
     }
 
     /// True if the table keeps no state of any instance or node.
@@ -144,7 +147,7 @@ fn an_instance_whose_start_timed_out_is_deleted_when_reported_and_frees_its_uuid
 fn stats_that_cross_a_start_do_not_answer_it() {
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
-    assert!(stage.report(NODE, &[]).lost.is_empty());
+    assert!(stage.report(NODE, &[]).failed.is_empty());
     stage.report(NODE, &[(ONE, Pending)]);
     assert_eq!(
         Stage::lost(&stage.report(NODE, &[])),
@@ -208,11 +211,26 @@ fn an_instance_with_an_address_is_known_until_its_node_reports_its_end_or_is_los
     let mut away = stage.table.of_away(NODE);
     away.sort();
     assert_eq!(away, [ONE, three]);
-    assert!(stage.table.lost(three).is_some());
+    assert!(stage.table.end_with_node(three).is_some());
     stage.pass(AWAY_TIME);
     assert_eq!(stage.table.of_away(NODE), [ONE]);
-    assert!(stage.table.lost(ONE).is_none());
+    assert!(stage.table.end_with_node(ONE).is_none());
     assert!(stage.is_empty() && stage.table.by_node.is_empty());
+}
+
+/// The table of the next scheduler, which the former one has sent its intents.
+fn next(stage: &Stage) -> Stage {
+    let (mut next, now) = (Stage::new(), stage.now);
+    let (sent, mut term) = (stage.table.intents(|_| String::new()), Term::default());
+    for bytes in Message::of(&sent) {
+        match Message::decode(&bytes) {
+            Some(Message::Intents(intents)) => term.store_intents(intents),
+            other => panic!("{other:?}"),
+        }
+    }
+    let intents = term.begin(Acting { token: 1, until: now }, now);
+    next.table.adopt(intents, |_| false, |_| false, now);
+    next
 }
 
 #[test]
@@ -220,30 +238,44 @@ fn an_instance_that_ended_with_its_node_is_unwanted_wherever_it_is_listed() {
     let mut stage = Stage::new();
     stage.report(NODE, &[(ONE, Active)]);
     stage.leave(NODE);
-    assert!(stage.table.lost(ONE).is_none());
+    assert!(stage.table.end_with_node(ONE).is_none());
     assert_eq!(stage.table.taken(ONE), None);
-    // The next scheduler is told, and does not take it for gone.
-    let intents = stage.table.intents(|_| String::new());
-    assert!(stage.table.take_gone().is_empty());
-    stage = Stage::new();
-    let now = stage.now;
-    stage.table.adopt(intents, |_| false, |_| false, now);
-    assert!(stage.table.taken(ONE).is_none() && stage.table.next_deadline().is_none());
-    assert_eq!(stage.report(OTHER, &[(ONE, Active)]).unwanted, [ONE]);
-    assert_eq!(stage.report(OTHER, &[]).gone, [ONE]);
-    assert!(
-        stage.report(OTHER, &[(ONE, Active)]).unwanted.is_empty(),
-        "its UUID is free"
+    // The other schedulers do not take it for gone, once its address is free.
+    let told = stage.table.take_gone();
+    assert_eq!(
+        told.iter().map(|intent| intent.node).collect::<Vec<_>>(),
+        [Some(LOST)]
     );
-    stage.report(OTHER, &[]);
-    // One that is started again is not the one that ended.
-    stage.table.lost(TWO);
-    stage.give(TWO, OTHER);
-    assert!(stage.report(OTHER, &[(TWO, Active)]).unwanted.is_empty());
-    for n in 0..2 * MAX_LOST {
-        stage.table.lost(Uuid::from_u128(1 << 64 | n as u128));
+    // Listed and not deleted yet, it is not one of its node for the next scheduler.
+    assert_eq!(stage.report(OTHER, &[(ONE, Active)]).unwanted, [ONE]);
+    stage = next(&stage);
+    assert!(stage.table.taken(ONE).is_none() && stage.table.next_deadline().is_none());
+    for node in [OTHER, NODE] {
+        assert_eq!(stage.report(node, &[(ONE, Active)]).unwanted, [ONE]);
+        assert_eq!(stage.report(node, &[]).gone, [ONE], "its UUID is free");
     }
-    assert_eq!(stage.table.lost.len(), MAX_LOST);
+}
+
+#[test]
+fn an_instance_that_is_started_again_is_not_the_one_that_ended_with_its_node() {
+    let mut stage = Stage::new();
+    stage.table.end_with_node(TWO);
+    // A START that fails does not make the former instance wanted.
+    stage.give(TWO, OTHER);
+    let failed = stage.table.failed(TWO, OTHER, &StartFailureReason::ImageFailure);
+    assert!(matches!(failed, StartFailed::Answer(_)));
+    assert_eq!(next(&stage).report(NODE, &[(TWO, Active)]).unwanted, [TWO]);
+    stage.give(TWO, OTHER);
+    for _ in 0..2 {
+        let intents = stage.table.intents(|_| String::new());
+        assert_eq!((intents.len(), intents[0].node), (1, Some(OTHER)));
+        let mut next = next(&stage);
+        assert_eq!(next.table.node_of(TWO), Some(OTHER));
+        assert!(next.report(OTHER, &[(TWO, Active)]).unwanted.is_empty());
+        assert!(stage.report(OTHER, &[(TWO, Active)]).unwanted.is_empty());
+    }
+    stage.report(OTHER, &[]);
+    assert!(stage.report(OTHER, &[(TWO, Active)]).unwanted.is_empty());
 }
 
 #[test]
@@ -380,7 +412,7 @@ fn a_ledger_that_has_dropped_changes_gets_the_whole_table() {
     ledger.fall_behind();
     stage.table.handover().keep_in(ledger);
     stage.give(ONE, NODE);
-    stage.table.lost(TWO);
+    stage.table.end_with_node(TWO);
     stage.table.catch_up();
     given.try_iter().for_each(drop);
     stage.table.catch_up();
