@@ -16,7 +16,8 @@ use super::instance::{Instance, Life, Next};
 use super::instances::Instances;
 use super::outputs::{Outputs, subject};
 use super::volumes::Volumes;
-use crate::driver::{Driver, Ended, Exit, Found};
+use crate::driver::supervisor::is_alive;
+use crate::driver::{Driver, Ended, Exit, Found, RunId, boot_id};
 use crate::network::Attachment;
 use crate::store::{self, Record, RecordPhase, Stored};
 
@@ -37,10 +38,14 @@ pub(super) fn restore_networks(settings: &Settings, instances: &Instances) {
     let Some(network) = &settings.network else {
         return;
     };
+    // An instance whose driver this agent lacks may run, and another agent will have the driver. Another program
+    // that has its number now must not get its network.
+    let boot = boot_id();
+    let runs = |instance: &Instance, run: &RunId| {
+        instance.is_running() || instance.is_out_of_reach() && run.boot_id == boot && is_alive(run)
+    };
     let attached = |(id, instance): (&Uuid, &Instance)| {
-        // An instance whose driver this agent lacks may run, and another agent will have the driver.
-        let may_run = instance.is_running() || instance.is_out_of_reach();
-        let pid = instance.record.handle().filter(|_| may_run)?.pid;
+        let pid = instance.record.handle().filter(|run| runs(instance, run))?.pid;
         let start = &instance.start.as_ref()?.start;
         let to = Attachment::of(start).ok()??;
         network.check(&to).ok()?;

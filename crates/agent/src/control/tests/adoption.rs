@@ -1,6 +1,12 @@
 //! Instances that a former agent left.
 
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
 use super::*;
+use crate::driver::boot_id;
+use crate::network::{Attachment, Network, Wire};
 use crate::store;
 
 fn stored(id: Uuid, record: Option<Record>, start: Option<Start>) -> Stored {
@@ -373,6 +379,81 @@ fn an_instance_whose_driver_is_missing_is_neither_stopped_nor_deleted() {
         stage.next::<DeleteFailure>().reason,
         DeleteFailureReason::InvalidData
     );
+}
+
+/// Networks that note which instances they are made for.
+#[derive(Debug, Default)]
+struct Noted(Mutex<Vec<Uuid>>);
+
+impl Network for Noted {
+    fn address(&self) -> Ipv4Addr {
+        Ipv4Addr::LOCALHOST
+    }
+
+    fn check(&self, _: &Attachment) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn wire<'a>(&'a self, _: Uuid, _: Attachment) -> Box<dyn Wire + 'a> {
+        unreachable!("nothing is launched")
+    }
+
+    fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
+        self.0
+            .lock()
+            .unwrap()
+            .extend(instances.iter().map(|(instance, ..)| *instance));
+        Ok(())
+    }
+
+    fn detach(&self, _: Uuid) {}
+
+    fn tunnels(&self, _: &dyn Fn(Uuid) -> PathBuf) -> Vec<TunnelStats> {
+        Vec::new()
+    }
+}
+
+/// The program that has the number of its process today would get the address of a tenant.
+#[test]
+fn an_instance_whose_driver_is_missing_keeps_its_network_only_while_its_process_is_there() {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let (pid, rest) = stat.split_once(" (").unwrap();
+    let after_name = rest.rsplit_once(") ").unwrap().1;
+    let this = RunId {
+        pid: pid.parse().unwrap(),
+        start_time: after_name.split(' ').nth(19).unwrap().parse().unwrap(),
+        boot_id: boot_id(),
+    };
+    let later = RunId {
+        start_time: this.start_time + 1,
+        ..this.clone()
+    };
+    let other_boot = RunId {
+        boot_id: "another".into(),
+        ..this.clone()
+    };
+    let network = Arc::new(Noted::default());
+    let mut stage = Stage::offline(Settings {
+        drivers: Vec::new(),
+        network: Some(network.clone()),
+        ..settings()
+    });
+    let runs = [ONE, TWO, OTHER].into_iter().zip([this, later, other_boot]);
+    let all = runs.map(|(id, run)| {
+        let mut of_tenant = persistent(id);
+        of_tenant.networking = Networking {
+            subnet: "172.16.0.0/24".into(),
+            subnet_key: "1".into(),
+            private_ip: "172.16.0.5".into(),
+            concentrator_ip: "10.0.0.33".into(),
+            ..Networking::default()
+        };
+        stored(id, Some(record().running(&run, 0)), Some(of_tenant))
+    });
+    stage
+        .control
+        .adopt(stage.now, NodeRecord::default(), all.collect());
+    assert_eq!(*network.0.lock().unwrap(), [ONE]);
 }
 
 #[test]
