@@ -5,6 +5,8 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 use log::warn;
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
 use serde::Deserialize;
 use serde_json::Value;
 use uuid::Uuid;
@@ -139,6 +141,11 @@ pub(crate) fn links() -> Result<Vec<Link>, String> {
             .any(|p| link.ifname.starts_with(p))
     };
     Ok(links.into_iter().filter(is_ours).collect())
+}
+
+/// True if this namespace has a link with this name, or if the system does not answer.
+pub(super) fn exists(name: &str) -> bool {
+    if_nametoindex(name) != Err(Errno::ENODEV)
 }
 
 /// Deletes links, with as few commands as possible.

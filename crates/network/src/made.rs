@@ -23,18 +23,6 @@ pub(super) struct Made {
     pub(super) digest: Option<u64>,
     /// The settings of the host that hinder tenants, as they were read last.
     hindrances: Vec<String>,
-    /// True if the links of a former agent could not be read. So it is not known what this agent has to keep.
-    pub(super) is_unknown: bool,
-}
-
-impl Made {
-    /// Fails if it is not known what there is.
-    pub(super) fn check_known(&self) -> Result<(), String> {
-        if self.is_unknown {
-            return Err("the links of the former agent could not be read: start the agent again".to_owned());
-        }
-        Ok(())
-    }
 }
 
 /// A concentrator on this node.
@@ -245,7 +233,8 @@ impl Part<'_> {
         let is_on = |net: &TenantNet| link.master == bridge_name(net.key) && link.mtu == mtu;
         link.is_up()
             && match self {
-                Part::Bridge => link.mtu == mtu && link.linkinfo["info_data"]["mcast_snooping"] == 0,
+                // A kernel without this setting does not snoop.
+                Part::Bridge => link.mtu == mtu && link.linkinfo["info_data"]["mcast_snooping"] != 1,
                 Part::Concentrator => link.master == underlay,
                 Part::Tunnel(net) => is_on(net),
                 Part::Port(net, port) => {
@@ -273,6 +262,23 @@ mod tests {
         assert_eq!(told(&["a", "b"]), ["b"]);
         assert!(told(&["a"]).is_empty() && told(&[]).is_empty());
         assert_eq!(told(&["a"]), ["a"]);
+    }
+
+    #[test]
+    fn a_bridge_that_does_not_snoop_is_sound_on_every_kernel() {
+        let mut link = Link {
+            mtu: 1450,
+            flags: vec!["UP".into()],
+            ..Link::default()
+        };
+        for (told, is_sound) in [
+            ("{}", true),
+            ("{\"mcast_snooping\":0}", true),
+            ("{\"mcast_snooping\":1}", false),
+        ] {
+            link.linkinfo = serde_json::from_str(&format!("{{\"info_data\":{told}}}")).unwrap();
+            assert_eq!(Part::Bridge.is_sound(&link, "u0", 1450), is_sound, "{told}");
+        }
     }
 
     fn port(key: u32, ip: &str) -> TenantPort {

@@ -19,7 +19,8 @@ use super::config::{NetworkConfig, TunnelConfig};
 use super::files::renew;
 use super::filter::{Filter, table, tunnel};
 use super::links::{
-    GROUP, Link, Underlay, addresses, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
+    GROUP, Link, Underlay, addresses, bridge_name, concentrator_name, delete, exists, links, port_name,
+    tunnel_name,
 };
 use super::made::{End, LocalConcentrator, Made, Namespace, Net, Part, Port};
 use super::tools;
@@ -147,7 +148,6 @@ impl Networks {
     pub(crate) fn attach(&self, instance: Uuid, to: &TenantPort, end: End) -> Result<(), String> {
         self.check_underlay()?;
         let mut made = locked(&self.made);
-        made.check_known()?;
         made.digest = None;
         let port = Port {
             interface: to.interface.clone(),
@@ -267,16 +267,13 @@ impl Networks {
     /// process.
     ///
     /// # Errors
-    /// The links can't be read, or the filters can't be made.
+    /// The links can't be read, or the filters can't be made. The next repair makes what is missing.
     pub(crate) fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
         let mut made = locked(&self.made);
         *made = Made::default();
-        made.is_unknown = true;
-        // Tried again, because nothing of the former agent would be kept without it.
-        let links = links().or_else(|_| links())?;
-        made.is_unknown = false;
+        // First, and without `ip`: what is not known here is deleted by the next repair.
         for (instance, attachment, pid) in instances {
-            if let Err(why) = adopt(&mut made, &links, *instance, attachment, *pid) {
+            if let Err(why) = adopt(&mut made, *instance, attachment, *pid) {
                 warn!("instance {instance}: {why}");
             }
         }
@@ -287,7 +284,7 @@ impl Networks {
         if let Err(why) = self.hold_port() {
             warn!("tenants' networks: {why}");
         }
-        self.settle(&made, &links);
+        self.settle(&made, &links()?);
         Ok(())
     }
 
@@ -341,7 +338,6 @@ impl Networks {
     /// Reads the state of the kernel, and makes again the filters and links that are wrong or
     /// missing. After an error, `found` has the part that was read.
     fn inspect(&self, made: &mut Made, found: &mut Inspection) -> Result<(), String> {
-        made.check_known()?;
         found.drops = self.keep_filter(made)?;
         found.links = links()?;
         found.broken = self.settle(made, &found.links);
@@ -514,11 +510,11 @@ impl Networks {
 }
 
 /// Adds an instance that a former agent has launched.
-fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: i32) -> Result<(), String> {
+fn adopt(made: &mut Made, instance: Uuid, to: &Attachment, pid: i32) -> Result<(), String> {
     let namespace = Namespace::of(pid)?;
     let end = if !namespace.is_own() {
         End::Process(namespace)
-    } else if links.iter().any(|link| link.ifname == port_name(instance)) {
+    } else if exists(&port_name(instance)) {
         // The process is in the host's namespace, and a port shows that it is a machine.
         End::Machine(0)
     } else {

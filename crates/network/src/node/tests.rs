@@ -153,6 +153,30 @@ fn restore_makes_missing_links_and_keeps_those_that_are_right() {
     });
 }
 
+/// The tools may fail at the start of an agent, and an unknown link would be deleted later.
+#[test]
+fn what_a_former_agent_made_is_known_before_a_tool_runs() {
+    alone(|former| {
+        former.restore(&[]).unwrap();
+        former
+            .attach(uuid(1), &port(&former, 1), End::Machine(0))
+            .unwrap();
+        let (machine, process) = (
+            Process(Command::new("sleep").arg("1000").spawn().unwrap()),
+            Process::new(),
+        );
+        let tap = index(&name(1));
+        let networks = Networks::open(config("u0")).unwrap();
+        for (key, process) in [(1, &machine), (2, &process)] {
+            let to = attachment(&networks, key, "172.16.0.5").unwrap();
+            adopt(&mut locked(&networks.made), uuid(key), &to, process.pid()).unwrap();
+        }
+        assert_eq!(up(&networks), [(1, true), (2, false)]);
+        assert_eq!(up(&networks), [(1, true), (2, true)]);
+        assert!(index(&name(1)) == tap && process.is_connected());
+    });
+}
+
 #[test]
 fn links_that_break_while_the_agent_runs_are_made_again() {
     alone(|networks| {
