@@ -16,13 +16,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use log::warn;
 use uuid::Uuid;
 
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{locked, replace};
+use ssntp_transport::{elapsed, locked, now, replace};
 
 const FILE: &str = "instances";
 const LOCK: &str = "lock";
@@ -30,6 +31,10 @@ const LOCK: &str = "lock";
 const MAX_WAITING: usize = 65_536;
 /// The maximum number of changes in one write.
 const BATCH: usize = 4096;
+/// What the log and the health page say while changes are not written in time.
+const SLOW: &str = "the disk of --state is too slow: a restart may forget instances";
+/// The time after which a write that has not ended is told as a fault.
+const MAX_WRITE: Duration = Duration::from_secs(30);
 /// The file is rewritten if it has more outdated lines than this number plus the number of
 /// instances.
 const SLACK: usize = 10_000;
@@ -43,6 +48,14 @@ pub(super) enum Change {
     All(HashMap<Uuid, Uuid>),
 }
 
+/// The write in progress, and the result of the last one.
+#[derive(Debug, Default)]
+struct Writing {
+    since: Option<Instant>,
+    /// The reason why the last write failed.
+    failed: Option<String>,
+}
+
 /// The thread that writes the file. Dropping it waits until all changes are on the disk.
 #[derive(Debug)]
 pub(super) struct Ledger {
@@ -50,8 +63,7 @@ pub(super) struct Ledger {
     _thread: Joined,
     /// True if the queue was full, so that the file lacks changes.
     is_behind: bool,
-    /// The reason why the last write failed.
-    fault: Arc<Mutex<Option<String>>>,
+    writing: Arc<Mutex<Writing>>,
     /// Closing this file releases the lock.
     _lock: File,
 }
@@ -78,14 +90,14 @@ impl Ledger {
             // The first write replaces the file, because a line after a torn last line would be
             // unreadable.
             lines: usize::MAX,
-            fault: Arc::default(),
+            writing: Arc::default(),
         };
         // A file that cannot be written is reported now.
         book.write("")?;
         let (changes, given) = bounded(MAX_WAITING);
         let ledger = Self {
             changes,
-            fault: Arc::clone(&book.fault),
+            writing: Arc::clone(&book.writing),
             _thread: threads::joined("ssntp-ledger", move || book.serve(&given))?,
             is_behind: false,
             _lock: lock,
@@ -93,9 +105,12 @@ impl Ledger {
         Ok((ledger, owners))
     }
 
-    /// The reason why changes are not on the disk, if the last write failed.
+    /// The reason why changes are not on the disk: the last write failed, or the disk is too slow.
     pub(super) fn fault(&self) -> Option<String> {
-        locked(&self.fault).clone()
+        let writing = locked(&self.writing);
+        let hangs = writing.since.is_some_and(|since| elapsed(since) > MAX_WRITE);
+        let slow = (hangs || self.is_behind).then(|| SLOW.to_owned());
+        writing.failed.clone().or(slow)
     }
 
     /// Keeps the node of an instance. Does not block: if the disk is too slow, a warning is logged, and
@@ -107,7 +122,7 @@ impl Ledger {
         let sent = self.changes.try_send(Change::One(instance, node));
         self.is_behind = matches!(sent, Err(TrySendError::Full(_)));
         if self.is_behind {
-            warn!(target: "ssntp::scheduler", "the disk of --state is too slow: a restart may forget instances");
+            warn!(target: "ssntp::scheduler", "{SLOW}");
         }
     }
 
@@ -166,7 +181,7 @@ struct Book {
     owners: HashMap<Uuid, Uuid>,
     /// The number of lines in the file; `usize::MAX` if it must be rewritten.
     lines: usize,
-    fault: Arc<Mutex<Option<String>>>,
+    writing: Arc<Mutex<Writing>>,
 }
 
 impl Book {
@@ -193,18 +208,20 @@ impl Book {
                 };
                 self.lines = self.lines.saturating_add(1);
             }
+            locked(&self.writing).since = Some(now());
             let failed = self.write(&text).err();
             let path = self.path.display();
-            let fault = failed.map(|e| format!("{path}: {e}: a restart may forget instances"));
-            if let Some(why) = &fault {
+            let failed = failed.map(|e| format!("{path}: {e}: a restart may forget instances"));
+            let mut writing = locked(&self.writing);
+            if let Some(why) = &failed {
                 // Only the first of several failures in a row is logged.
-                if self.lines != usize::MAX {
+                if writing.failed.is_none() {
                     warn!(target: "ssntp::scheduler", "{why}");
                 }
                 // The file may have a part of the text, so the next write replaces the file.
                 self.lines = usize::MAX;
             }
-            *locked(&self.fault) = fault;
+            *writing = Writing { since: None, failed };
         }
     }
 
@@ -235,7 +252,7 @@ impl Ledger {
             changes,
             _thread: Joined::default(),
             is_behind: false,
-            fault: Arc::default(),
+            writing: Arc::default(),
             _lock: tempfile::tempfile().unwrap(),
         };
         (ledger, given)
@@ -249,10 +266,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use ssntp_transport::{deadline, now};
+    use ssntp_transport::deadline;
 
     #[test]
     fn a_file_that_was_emptied_is_refused_and_one_without_instances_is_not() {
@@ -292,14 +307,21 @@ mod tests {
         let (mut ledger, given) = Ledger::unwritten();
         (0..MAX_WAITING).for_each(|_| ledger.keep(Uuid::nil(), None));
         assert!(!ledger.is_behind);
+        assert_eq!(ledger.fault(), None);
         ledger.keep(Uuid::nil(), None);
-        assert!(ledger.is_behind);
+        assert!(ledger.is_behind && ledger.fault().is_some());
         given.recv().unwrap();
         assert!(!ledger.can_catch_up(), "the queue is nearly full");
         given.try_iter().take(MAX_WAITING / 2 + 1).for_each(drop);
         assert!(ledger.can_catch_up());
         ledger.catch_up(HashMap::new());
-        assert!(!ledger.is_behind);
+        assert!(!ledger.is_behind && ledger.fault().is_none());
+        // The disk hangs.
+        let since = |ago| now().checked_sub(Duration::from_secs(ago));
+        for (ago, hangs) in [(29, false), (31, true)] {
+            locked(&ledger.writing).since = since(ago);
+            assert_eq!(ledger.fault().is_some(), hangs, "{ago}");
+        }
         assert_eq!(given.try_iter().last(), Some(Change::All(HashMap::new())));
     }
 
@@ -312,7 +334,7 @@ mod tests {
             path: path.clone(),
             owners: HashMap::from([(uuid(1), uuid(7))]),
             lines: 1,
-            fault: Arc::default(),
+            writing: Arc::default(),
         };
         let (changes, given) = bounded(3);
         changes.send(Change::One(uuid(4), Some(uuid(7)))).unwrap();
