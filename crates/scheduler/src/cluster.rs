@@ -122,7 +122,12 @@ impl Cluster {
             kept_bytes,
             foreign_reports,
             invalid_frames,
-            ledger_fault: self.starts.ledger_fault(),
+            faults: self
+                .starts
+                .ledger_fault()
+                .into_iter()
+                .chain(tenants.fault().map(str::to_owned))
+                .collect(),
         }
     }
 
@@ -190,7 +195,13 @@ impl Cluster {
     }
 
     /// Handles STATS of a node.
-    pub(super) fn handle_stats(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
+    pub(super) fn handle_stats(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        tenants: &mut TenantTable,
+        from: &SessionInfo,
+        frame: &Frame,
+    ) {
         let (node, now) = (from.uuid(), out.now());
         let stats = match StatsSummary::read(frame.payload_bytes()) {
             Ok(stats) => stats,
@@ -203,6 +214,12 @@ impl Cluster {
         // The node is not stale, even if some of the listed instances are not its own.
         let (interval, was_stale) = self.nodes.handle_stats(node, stats.interval, now);
         let report = self.starts.enter_listed(node, &stats.instances, interval, now);
+        for (instance, _) in &stats.instances {
+            // A START that is not done yet does not show that no other node has the instance.
+            if !report.foreign.contains(instance) && !self.starts.instances().is_starting(*instance) {
+                tenants.handle_known(*instance);
+            }
+        }
         for instance in self.commands.report(node, &stats, now) {
             self.starts.handle_user_ended(instance);
         }
@@ -394,6 +411,7 @@ impl Cluster {
                 if self.commands.ended(from.uuid(), instance) {
                     self.starts.handle_user_ended(instance);
                 }
+                tenants.handle_known(instance);
                 self.starts.handle_ended(out, instance, is_kept);
             }
             self.nodes.keep_event(from.uuid(), frame);
@@ -454,8 +472,11 @@ impl Cluster {
             return out.invalid_frame(from, frame.kind(), &Reason::InvalidData);
         };
         let released = asked.instance_uuid.uuid();
-        let released = released.filter(|_| asked.action == TenantAction::Release);
-        let in_use = released.and_then(|instance| self.hold(out, tenants, instance, asked.lost));
+        // One that is refused, or that frees nothing, must not end the instance.
+        let released = released.filter(|instance| {
+            asked.action == TenantAction::Release && tenants.may_release(&asked, *instance)
+        });
+        let in_use = released.and_then(|instance| self.end_or_hold(out, tenants, instance, asked.lost));
         let instances = self.starts.instances();
         let place = |address: &mut TenantAddress| {
             let instance = address.instance_uuid.uuid().unwrap_or_default();
@@ -474,9 +495,9 @@ impl Cluster {
         }
     }
 
-    /// The reason why the address of an instance cannot be released. With `lost` the instance is forgotten if
-    /// its node is away.
-    fn hold(
+    /// The reason why the address of an instance cannot be released. With `lost` the instance ends if its node is
+    /// away, or not known.
+    fn end_or_hold(
         &mut self,
         out: &mut Out<'_, '_>,
         tenants: &TenantTable,
@@ -486,7 +507,7 @@ impl Cluster {
         let Some(taken) = self.starts.instances().taken(instance) else {
             if lost {
                 self.starts.end_with_node(out, instance);
-            } else if tenants.is_of_earlier(instance) {
+            } else if tenants.is_of_unknown_node(instance) {
                 return Some(
                     "no node has listed this instance since this scheduler began, and one that is away may still \
                      have it: if that node is lost for good, release the address as lost"
@@ -560,22 +581,18 @@ impl Cluster {
     /// the other schedulers what has changed. Called after each event.
     pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
         // Before addresses are freed, which is why their nodes no longer have them.
-        let moved = self.starts.take_moved();
-        moved
-            .iter()
-            .for_each(|(instance, _)| tenants.handle_known(*instance));
-        let tunnels = moved.into_iter().filter_map(|(instance, node)| {
+        let tunnels = self.starts.take_moved().into_iter();
+        let tunnels = tunnels.filter_map(|(instance, node)| {
             let tunnel = tenants.tunnel_of(instance, node)?;
             Some((tunnel.concentrator_uuid.uuid()?, node))
         });
         let tunnels: BTreeSet<_> = tunnels.collect();
-        let (left, refused) = self.starts.take_left();
-        // The node of an instance that an earlier scheduler started may not have connected yet.
-        let refused = refused
-            .into_iter()
-            .filter(|instance| !tenants.is_of_earlier(*instance));
-        for instance in left.into_iter().chain(refused.collect::<Vec<_>>()) {
-            tenants.free(instance, is_shared);
+        for instance in self.starts.take_left() {
+            // The node of an instance that an earlier scheduler started may not have connected yet, also if another
+            // one has refused its START.
+            if !tenants.is_of_unknown_node(instance) {
+                tenants.free(instance, is_shared);
+            }
         }
         self.cncis
             .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
@@ -594,12 +611,20 @@ impl Cluster {
         }
     }
 
-    /// Takes back the addresses that were freed by this scheduler in an earlier term.
+    /// The nodes of the instances that were adopted are known, also before they report.
+    pub(super) fn note_adopted(&self, tenants: &mut TenantTable) {
+        let instances = self.starts.instances();
+        tenants.handle_adopted(|instance| instances.node_of(instance).is_some());
+    }
+
+    /// Frees again what was freed without the engine's table. The other schedulers are told unless that waits for a
+    /// write.
     pub(super) fn free_again(&mut self, tenants: &mut TenantTable) {
         for instance in tenants.take_freed() {
             if self.starts.instances().taken(instance).is_none() {
                 tenants.free(instance, true);
             }
+            self.starts.record_gone(instance);
         }
     }
 

@@ -52,8 +52,9 @@ pub struct SchedulerFigures {
     pub foreign_reports: u64,
     /// The number of received InvalidFrameType frames.
     pub invalid_frames: u64,
-    /// The reason why the nodes of instances are not in the file of the state directory.
-    pub ledger_fault: Option<String>,
+    /// What this scheduler cannot do, a line each: write the nodes of instances to the file of the state directory, or
+    /// read the tenants of the engine.
+    pub faults: Vec<String>,
 }
 
 /// The tokens and certificates of nodes that join, see [`Enrolments::figures`](super::Enrolments::figures).

@@ -79,7 +79,7 @@ impl Scheduler {
     /// [`SchedulerError`] if the configuration file cannot be used.
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         let tenants = config.configuration_file.as_deref().map(TenantTable::load);
-        let tenants = tenants.transpose()?.unwrap_or_default();
+        let mut tenants = tenants.transpose()?.unwrap_or_default();
         let configuration = match &config.configuration_file {
             Some(path) => Configuration::load(path.clone())?,
             None => Configuration::in_memory(config.configuration.clone())?,
@@ -89,6 +89,7 @@ impl Scheduler {
             let has_address = |instance| tenants.has_address(instance);
             let kept = cluster.starts().keep_in(state, has_address, now());
             kept.map_err(|e| SchedulerError::Read(state.clone(), e))?;
+            cluster.note_adopted(&mut tenants);
         }
         Ok(Self {
             config,
@@ -242,7 +243,7 @@ impl Scheduler {
         let kind = frame.kind();
         match kind.frame_type {
             FrameType::COMMAND => match Command(kind.operand) {
-                Command::STATS => self.cluster.handle_stats(out, from, frame),
+                Command::STATS => self.cluster.handle_stats(out, &mut self.tenants, from, frame),
                 // A backup may report and read.
                 command if !kind.is_of_streams() && !self.cluster.may_command(from) => {
                     limited!(info, out, from.uuid(), "not the master";
@@ -386,6 +387,7 @@ impl Scheduler {
         self.cluster
             .starts()
             .adopt(intents, is_there, has_address, cx.now());
+        self.cluster.note_adopted(&mut self.tenants);
         self.cluster.free_again(&mut self.tenants);
         let servers: Vec<_> = cx.servers().map(|server| server.uuid).collect();
         for server in servers {
@@ -439,8 +441,8 @@ impl Scheduler {
                 .into_iter()
                 .filter_map(|(from, frame)| Some((session(from)?, frame))),
         );
-        commands.extend(self.tenants.take_starts());
         let out = &mut Out::new(cx, &mut self.log);
+        commands.extend(self.tenants.end_term(out));
         for (from, frame) in commands {
             self.following.park_or_refuse(out, &from, &frame);
         }
@@ -450,8 +452,9 @@ impl Scheduler {
     fn follow_view(&mut self, cx: &mut Context<'_>, view: &View) {
         let Some(term) = &mut self.term else { return };
         if term.is_leading() {
-            if self.tenants.is_unreadable() {
-                self.tenants.take_view(view);
+            if self.tenants.take_mended(view) {
+                self.cluster.note_adopted(&mut self.tenants);
+                self.cluster.free_again(&mut self.tenants);
             }
             let departed = if view.away.is_none() {
                 term.departed(view)

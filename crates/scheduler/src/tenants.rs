@@ -44,8 +44,8 @@ const MAX_TENANTS: usize = 4096;
 const PAGE: usize = 256;
 /// The maximum number of changes that wait for the disk; a further one is refused.
 const MAX_WAITING: usize = 256;
-/// The maximum number of bytes of the STARTs that wait for the disk. It is enough for two of the longest ones,
-/// each as it arrived and with its address.
+/// The maximum number of bytes of the STARTs that wait for the disk, each as it arrived and with its address. It is
+/// enough for one of the longest.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 /// The time after which a change that waits for a disk is answered. An engine answers within five seconds.
 const MAX_WAIT: Duration = Duration::from_secs(30);
@@ -83,6 +83,8 @@ struct WaitingStart {
     /// With its address.
     leased: Frame,
     instance: Uuid,
+    /// The tenant and address of its instance.
+    lease: Option<(String, Ipv4Addr)>,
     /// True if the address was leased for this START.
     is_new: bool,
 }
@@ -124,8 +126,9 @@ pub(super) struct TenantTable {
     table: Table,
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
-    /// The instances whose address an earlier scheduler has leased, and whose nodes this one has not known.
-    earlier: BTreeSet<Uuid>,
+    /// The instances whose address an earlier scheduler has leased, and whose nodes this one has not known. That a START
+    /// of one was sent to a node does not show that no other node has it.
+    of_unknown_node: BTreeSet<Uuid>,
     keeper: Keeper,
     /// What waits for the next write.
     waiting: Vec<Pending>,
@@ -137,8 +140,8 @@ pub(super) struct TenantTable {
     /// and those of the write in progress.
     freed: BTreeSet<Uuid>,
     freed_in_write: BTreeSet<Uuid>,
-    /// The reason why the engine's table cannot be read.
-    unreadable: Option<String>,
+    /// The revision of the engine's table, if it cannot be read, and the reason.
+    unreadable: Option<(u64, String)>,
     /// The instances whose public addresses may have to be taken back: they have lost their address,
     /// or a concentrator has reported one of theirs.
     to_check: Vec<Uuid>,
@@ -198,11 +201,21 @@ impl TenantTable {
     /// Replaces the table with the engine's. If that cannot be read, nothing is written over it, and changes
     /// are refused until it can.
     pub(super) fn take_view(&mut self, view: &View) {
-        let text = view.documents.get(TENANTS).map(|document| &document.text[..]);
-        self.unreadable = text.and_then(|text| self.replace(text).err());
-        if let Some(why) = &self.unreadable {
+        let document = view.documents.get(TENANTS);
+        self.unreadable = document.and_then(|it| Some((it.revision, self.replace(&it.text).err()?)));
+        if let Some(why) = self.fault() {
             error!(target: "ssntp::scheduler", "the tenants cannot be changed: {why}");
         }
+    }
+
+    /// Takes up the engine's table if it could not be read, and has changed since. True if it can be read now.
+    pub(super) fn take_mended(&mut self, view: &View) -> bool {
+        let revision = view.documents.get(TENANTS).map(|document| document.revision);
+        let has_changed = self.unreadable.take_if(|(at, _)| revision != Some(*at)).is_some();
+        if has_changed {
+            self.take_view(view);
+        }
+        has_changed && self.fault().is_none()
     }
 
     fn replace(&mut self, text: &[u8]) -> Result<(), String> {
@@ -212,9 +225,9 @@ impl TenantTable {
         Ok(())
     }
 
-    /// True if the engine has a table that cannot be read.
-    pub(super) fn is_unreadable(&self) -> bool {
-        self.unreadable.is_some()
+    /// The reason why the engine's table cannot be read.
+    pub(super) fn fault(&self) -> Option<&str> {
+        self.unreadable.as_ref().map(|(_, why)| &why[..])
     }
 
     fn begin(&mut self, table: Table) {
@@ -223,8 +236,13 @@ impl TenantTable {
             addresses.map(move |(ip, instance)| (*instance, (name.clone(), *ip)))
         });
         self.instances = leases.collect();
-        self.earlier = self.instances.keys().copied().collect();
+        self.of_unknown_node = self.instances.keys().copied().collect();
         self.table = table;
+    }
+
+    /// The nodes of these instances are known from the former scheduler.
+    pub(super) fn handle_adopted(&mut self, is_known: impl Fn(Uuid) -> bool) {
+        self.of_unknown_node.retain(|instance| !is_known(*instance));
     }
 
     /// The keeper of the table's file. The caller starts its thread.
@@ -449,10 +467,31 @@ impl TenantTable {
     fn release_of(&mut self, asked: &Tenant) -> Result<bool, TenantRefused> {
         self.find(&asked.name)?;
         let instance = asked.instance_uuid.uuid();
-        // A Release must not free an address of another tenant.
-        let lease = instance.and_then(|instance| self.instances.get(&instance));
-        let is_of_tenant = lease.is_some_and(|(tenant, _)| *tenant == asked.name);
-        Ok(is_of_tenant && instance.is_some_and(|instance| self.release(instance)))
+        let instance = instance.filter(|instance| self.is_of(&asked.name, *instance));
+        Ok(instance.is_some_and(|instance| self.release(instance)))
+    }
+
+    /// True if an instance has an address of this tenant. A Release must not free one of another tenant.
+    fn is_of(&self, tenant: &str, instance: Uuid) -> bool {
+        let lease = self.instances.get(&instance);
+        lease.is_some_and(|(of, _)| of == tenant)
+    }
+
+    /// True if a Release frees the address of an instance, unless that is in use.
+    pub(super) fn may_release(&self, asked: &Tenant, instance: Uuid) -> bool {
+        self.is_of(&asked.name, instance) && self.check(true).is_ok()
+    }
+
+    /// Checks that the table can be read, and if `changes` that a change of it can be written.
+    fn check(&self, changes: bool) -> Result<(), TenantRefused> {
+        match self.fault() {
+            Some(why) => Err((Refusal::NotSaved, why.to_owned())),
+            // The disk may hang, and a controller may send any number of changes meanwhile.
+            None if changes && !self.has_room(0) => {
+                Err((Refusal::AtLimit, "too many changes wait for the disk".to_owned()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Frees the address of an instance; true if it had one.
@@ -463,20 +502,20 @@ impl TenantTable {
         if let Some(record) = self.table.tenants.get_mut(&tenant) {
             record.addresses.remove(&ip);
         }
-        self.earlier.remove(&instance);
+        self.of_unknown_node.remove(&instance);
         self.to_check.push(instance);
         true
     }
 
-    /// The node of an instance is known now.
+    /// A node has reported that it has an instance, or that it has ended there.
     pub(super) fn handle_known(&mut self, instance: Uuid) {
-        self.earlier.remove(&instance);
+        self.of_unknown_node.remove(&instance);
     }
 
     /// True if an earlier scheduler has leased the address of an instance, and this one has not known its node
     /// since.
-    pub(super) fn is_of_earlier(&self, instance: Uuid) -> bool {
-        self.earlier.contains(&instance)
+    pub(super) fn is_of_unknown_node(&self, instance: Uuid) -> bool {
+        self.of_unknown_node.contains(&instance)
     }
 
     /// True if an instance has an address in a tenant's network.
@@ -579,7 +618,7 @@ impl TenantTable {
     /// Hands the table over to the thread if the table has changed and no write is in progress.
     fn write(&mut self) {
         let is_due = self.is_changed && self.keeper.is_durable() && self.being_written.is_none();
-        if !is_due || self.is_unreadable() {
+        if !is_due || self.fault().is_some() {
             return;
         }
         self.keeper.write(summed(&self.table).map(Bytes::from));
@@ -654,8 +693,8 @@ impl TenantTable {
             Refusal::AtLimit => (FullCloud, why),
             _ => (InvalidData, why),
         };
-        if let Some(why) = &self.unreadable {
-            return Err((FullCloud, why.clone()));
+        if let Some(why) = self.fault() {
+            return Err((FullCloud, why.to_owned()));
         }
         let mut payload: StartPayload = frame.payload().map_err(|e| (InvalidData, e.to_string()))?;
         let start = &mut payload.start;
@@ -706,6 +745,7 @@ impl TenantTable {
                 arrived: with_trace_of(frame, detached(frame)),
                 leased,
                 instance,
+                lease: self.instances.get(&instance).cloned(),
                 is_new: has_changed,
             };
             self.wait(from, Due::Start(waiting), now);
@@ -728,17 +768,12 @@ impl TenantTable {
         let instance = asked.instance_uuid.uuid();
         let freeing = instance.filter(|instance| self.is_freeing(*instance));
         let changes = !matches!(asked.action, Action::List | Action::Show);
-        let handled = if let Some(why) = &self.unreadable {
-            Err((Refusal::NotSaved, why.clone()))
-        } else if changes && !self.has_room(0) {
-            // The disk may hang, and a controller may send any number of changes meanwhile.
-            Err((Refusal::AtLimit, "too many changes wait for the disk".to_owned()))
-        } else if let Some(why) = in_use {
-            // The instance would keep using the address, and another one could get it as well.
-            Err((Refusal::InUse, why))
-        } else {
-            self.change(asked)
-        };
+        // If it is in use, the instance would keep using the address, and another one could get it as well.
+        let not_in_use = in_use.map_or(Ok(()), |why| Err((Refusal::InUse, why)));
+        let handled = self
+            .check(changes)
+            .and(not_in_use)
+            .and_then(|()| self.change(asked));
         let (mut answer, has_changed) = match handled {
             Ok(handled) => handled,
             Err(why) => {
@@ -763,9 +798,10 @@ impl TenantTable {
     }
 
     /// Frees the address of an instance that no node has. `is_shared` is true if other schedulers may
-    /// free it, too.
+    /// free it, too. One that the engine's unreadable table may have is freed once that can be read.
     pub(super) fn free(&mut self, instance: Uuid, is_shared: bool) {
-        if self.release(instance) {
+        let is_later = self.fault().is_some() && self.freed.len() < MAX_LEN / ADDRESS_LEN;
+        if self.release(instance) || is_later {
             if is_shared {
                 self.freed.insert(instance);
             }
@@ -774,13 +810,29 @@ impl TenantTable {
         }
     }
 
-    /// Takes the instances whose addresses this scheduler freed when it led before, and could not
-    /// write, if no other one has led since. The table is the engine's.
+    /// Takes the instances whose addresses this scheduler freed and could not write, because it led no more or the
+    /// engine's table could not be read. The table is the engine's now.
     pub(super) fn take_freed(&mut self) -> BTreeSet<Uuid> {
         let mut freed = std::mem::take(&mut self.freed);
         // The table may be older than the write in progress, which may still fail.
         freed.extend(&self.freed_in_write);
         freed
+    }
+
+    /// Ends a term: answers the changes that wait for the next write, because the table of the next term may not have
+    /// them. Returns the STARTs, as [`take_starts`](Self::take_starts) does.
+    pub(super) fn end_term(&mut self, out: &mut Out<'_, '_>) -> Vec<(SessionInfo, Frame)> {
+        let starts = self.take_starts();
+        for Pending { from, due, .. } in std::mem::take(&mut self.waiting) {
+            if let Due::Answer(answer) = due {
+                send(
+                    out,
+                    &from,
+                    &not_saved(answer, "it may be lost, this scheduler no longer leads"),
+                );
+            }
+        }
+        starts
     }
 
     /// Takes the STARTs that wait for the disk, as they arrived, and frees the addresses that were leased for
@@ -813,20 +865,18 @@ impl TenantTable {
         let mut proceeded = Proceeded::default();
         for Pending { from: of, due, .. } in done {
             match (due, &result) {
+                // Its instance may have been on a node, and have left it, in the meantime.
+                (Due::Start(start), Ok(_)) if self.instances.get(&start.instance) != start.lease.as_ref() => {
+                    let why = "the address of the instance was freed meanwhile".to_owned();
+                    proceeded.starts.push((of, start.leased, Err(why)));
+                }
                 (Due::Start(start), Ok(_)) => proceeded.starts.push((of, start.leased, Ok(()))),
                 (Due::Start(start), Err(why)) => {
                     self.give_back(&start);
                     proceeded.starts.push((of, start.leased, Err(why.clone())));
                 }
                 (Due::Answer(answer), Ok(_)) => send(out, &of, &answer),
-                (Due::Answer(answer), Err(why)) => {
-                    let not_saved = Answer {
-                        reason: Refusal::NotSaved,
-                        detail: why.clone(),
-                        ..answer
-                    };
-                    send(out, &of, &not_saved);
-                }
+                (Due::Answer(answer), Err(why)) => send(out, &of, &not_saved(answer, why)),
             }
         }
         match result {
@@ -866,6 +916,14 @@ fn refused(asked: &Tenant, (reason, detail): TenantRefused) -> Answer {
         reason,
         detail,
         ..Answer::default()
+    }
+}
+
+fn not_saved(answer: Answer, why: &str) -> Answer {
+    Answer {
+        reason: Refusal::NotSaved,
+        detail: why.to_owned(),
+        ..answer
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn of_scheduler(
         let mut snapshot = Snapshot::of_server(&figures);
         let figures = Scheduler::figures(&server).map_err(|e| e.to_string())?;
         snapshot.metrics.add(SCHEDULER, &figures);
-        snapshot.degraded.extend(figures.ledger_fault.clone());
+        snapshot.degraded.extend(figures.faults.clone());
         if let Some(records) = &records {
             snapshot.metrics.add(ENROLMENT, &records.figures());
             snapshot.degraded.extend(records.fault());

@@ -13,8 +13,8 @@ use ssntp::proto::Event;
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp_engine::Document;
 use ssntp_payload::{
-    ConcentratorInstanceAdded, Ready, Start, StartFailure, StartFailureReason as Failure, Stats, Tenant,
-    TenantAction, TenantEntry, TenantRefusal, Tenants,
+    ConcentratorInstanceAdded, InstanceState, InstanceStats, Ready, Start, StartFailure,
+    StartFailureReason as Failure, Stats, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants,
 };
 
 const CNCI: Uuid = Uuid::from_u128(2);
@@ -110,6 +110,40 @@ impl Rig {
         answer.unwrap().payload::<Tenants>().unwrap().reason
     }
 
+    /// The addresses of `blue`.
+    fn addresses(&mut self) -> Vec<String> {
+        self.test.sent_to(self.controller);
+        self.ask(TenantAction::Show, Uuid::nil());
+        let sent = self.test.sent_to(self.controller);
+        let answer = sent.iter().find(|frame| frame.kind() == Event::TENANTS);
+        let answer: Tenants = answer.unwrap().payload().unwrap();
+        let addresses = answer.entries[0].addresses.iter();
+        addresses.map(|address| address.ip.clone()).collect()
+    }
+
+    /// The node reports these instances, which it is starting.
+    fn report(&mut self, instances: &[Uuid]) {
+        let pending: Vec<_> = instances
+            .iter()
+            .map(|instance| (*instance, InstanceState::Pending))
+            .collect();
+        self.listed(&pending);
+    }
+
+    fn listed(&mut self, instances: &[(Uuid, InstanceState)]) {
+        let instances = instances.iter().map(|(instance, state)| InstanceStats {
+            instance_uuid: (*instance).into(),
+            state: state.clone(),
+            ..InstanceStats::default()
+        });
+        let stats = Stats {
+            node_uuid: self.node.into(),
+            instances: instances.collect(),
+            ..Stats::default()
+        };
+        self.test.receive(self.node, &Frame::of(&stats));
+    }
+
     fn end_write(&mut self, result: Written) {
         self.results.send(result).unwrap();
         self.test.advance(STEP);
@@ -154,7 +188,7 @@ impl Rig {
         let until = self.test.now() + 10 * STEP;
         let document = |text: &[u8]| Document {
             text: text.to_vec(),
-            revision: 1,
+            revision: text.len() as u64,
         };
         let documents = documents.iter();
         self.shared.set_view(&View {
@@ -167,6 +201,20 @@ impl Rig {
         // Any frame makes the scheduler take up the view.
         self.send_ready();
     }
+}
+
+/// The engine's table with the tenant `blue`, and with these addresses.
+fn tenants(addresses: &[(&str, Uuid)]) -> Vec<u8> {
+    let addresses: BTreeMap<_, _> = addresses.iter().copied().collect();
+    let blue = serde_json::json!({
+        "tenant_uuid": Uuid::from_u128(1),
+        "subnet": "10.1.0.0/24",
+        "key": 1,
+        "concentrator_uuid": CNCI,
+        "concentrator_ip": "192.0.2.1/24",
+        "addresses": addresses,
+    });
+    ssntp_cluster::summed::summed(&serde_json::json!({ "tenants": { "blue": blue } })).unwrap()
 }
 
 /// An instance whose UUID is taken is not told as refused, and keeps its address.
@@ -208,15 +256,69 @@ fn a_start_is_refused_and_its_address_is_free_if_the_disk_hangs() {
     let instance = rig.start(7);
     rig.test.advance(Duration::from_secs(40));
     assert_eq!(rig.failed(), [(instance, Failure::FullCloud)]);
-    let stats = Stats {
-        node_uuid: rig.node.into(),
-        ..Stats::default()
-    };
-    rig.test.receive(rig.node, &Frame::of(&stats));
+    rig.report(&[]);
     let next = rig.start(8);
     rig.end_write(Written::Done);
     rig.end_write(Written::Done);
     assert_eq!(rig.started(), [(next, "10.1.0.2".to_owned())]);
+}
+
+#[test]
+fn a_start_that_waits_for_the_disk_is_refused_if_its_address_was_freed_meanwhile() {
+    let mut rig = Rig::new(false);
+    let instance = rig.start(7);
+    rig.report(&[instance]);
+    rig.report(&[]);
+    rig.end_write(Written::Done);
+    assert_eq!(rig.started(), []);
+    assert_eq!(rig.failed(), [(instance, Failure::FullCloud)]);
+}
+
+/// Another node may have it, which has not connected yet.
+#[test]
+fn the_address_of_an_instance_of_an_unknown_node_is_kept_if_another_node_refuses_its_start() {
+    let mut rig = Rig::new(true);
+    let instance = Uuid::from_u128(7);
+    rig.act(None, &[]);
+    rig.act(Some(2), &[(TENANTS, &tenants(&[("10.1.0.2", instance)]))]);
+    rig.send_ready();
+    rig.start(7);
+    assert_eq!(rig.started(), [(instance, "10.1.0.2".to_owned())]);
+    rig.report(&[instance]);
+    let failure = StartFailure {
+        node_uuid: rig.node.into(),
+        instance_uuid: instance.into(),
+        reason: Failure::ImageFailure,
+        ..StartFailure::default()
+    };
+    rig.test.receive(rig.node, &Frame::of(&failure));
+    assert_eq!(rig.addresses(), ["10.1.0.2"]);
+    rig.listed(&[(instance, InstanceState::Active)]);
+    rig.report(&[]);
+    assert_eq!(rig.addresses(), Vec::<String>::new());
+}
+
+/// A change that the table of the next term does not have must not be told as done.
+#[test]
+fn a_change_that_waits_for_the_next_write_is_not_saved_if_the_term_ends() {
+    let mut rig = Rig::new(true);
+    rig.ask(TenantAction::Lease, Uuid::from_u128(7));
+    rig.ask(TenantAction::Lease, Uuid::from_u128(8));
+    rig.act(None, &[]);
+    let reasons = |rig: &mut Rig| -> Vec<_> {
+        let sent = rig.test.sent_to(rig.controller);
+        let answers = sent.iter().filter(|frame| frame.kind() == Event::TENANTS);
+        answers
+            .map(|frame| frame.payload::<Tenants>().unwrap().reason)
+            .collect()
+    };
+    assert_eq!(reasons(&mut rig), [TenantRefusal::NotSaved]);
+    rig.act(
+        Some(2),
+        &[(TENANTS, &tenants(&[("10.1.0.2", Uuid::from_u128(7))]))],
+    );
+    rig.end_write(Written::Done);
+    assert_eq!(reasons(&mut rig), [Tenants::default().reason]);
 }
 
 #[test]
@@ -262,4 +364,22 @@ fn tenants_that_cannot_be_read_are_neither_changed_nor_written_over() {
     rig.start(7);
     rig.end_write(Written::Done);
     assert_eq!(rig.started(), [(instance, "10.1.0.2".to_owned())]);
+}
+
+#[test]
+fn tenants_that_cannot_be_read_are_told_once_and_what_ends_meanwhile_is_freed_later() {
+    let mut rig = Rig::new(true);
+    let instance = Uuid::from_u128(7);
+    rig.act(None, &[]);
+    let told = ssntp_test_support::warnings(|| {
+        (0..3).for_each(|_| rig.act(Some(2), &[(TENANTS, b"damaged")]));
+    });
+    let told = told
+        .iter()
+        .filter(|line| line.contains("tenants cannot be changed"));
+    assert_eq!(told.count(), 1);
+    rig.listed(&[(instance, InstanceState::Active)]);
+    rig.report(&[]);
+    rig.act(Some(2), &[(TENANTS, &tenants(&[("10.1.0.2", instance)]))]);
+    assert_eq!(rig.addresses(), Vec::<String>::new());
 }

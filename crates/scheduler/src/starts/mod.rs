@@ -83,11 +83,9 @@ pub(crate) struct Starts {
     instances: Instances,
     moves: Moves,
     figures: StartFigures,
-    /// The instances that have left their nodes. Unless they are taken again, their addresses are free.
+    /// The instances that have left their nodes, or whose STARTs have failed. Unless they are taken again, their
+    /// addresses are free. A node that this scheduler does not know yet may have them nevertheless.
     left: Vec<Uuid>,
-    /// The instances whose STARTs were refused before a node had them. A node that this scheduler does not
-    /// know yet may have them nevertheless.
-    refused: Vec<Uuid>,
 }
 
 impl Starts {
@@ -99,7 +97,6 @@ impl Starts {
             moves: Moves::default(),
             figures: StartFigures::default(),
             left: Vec::new(),
-            refused: Vec::new(),
         }
     }
 
@@ -170,16 +167,13 @@ impl Starts {
         gone
     }
 
-    /// The instances that have left their nodes since the last call, so that their addresses are free; and
-    /// those whose STARTs were refused, which only a node that has not reported yet may have.
-    pub(crate) fn take_left(&mut self) -> (Vec<Uuid>, Vec<Uuid>) {
-        let not_taken = |mut instances: Vec<Uuid>| {
-            // A node may have the instance or still start it.
-            instances.retain(|instance| self.instances.taken(*instance).is_none());
-            instances
-        };
-        let (left, refused) = (std::mem::take(&mut self.left), std::mem::take(&mut self.refused));
-        (not_taken(left), not_taken(refused))
+    /// The instances that have left their nodes since the last call, or whose STARTs have failed, so that only a node
+    /// that has not reported yet may have them.
+    pub(crate) fn take_left(&mut self) -> Vec<Uuid> {
+        let mut left = std::mem::take(&mut self.left);
+        // A node may have the instance or still start it.
+        left.retain(|instance| self.instances.taken(*instance).is_none());
+        left
     }
 
     /// The instances that have come to a node or left one since the last call, each with that node.
@@ -377,7 +371,7 @@ impl Starts {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.figures.failed(reason.word(), start.received, out.now());
         self.instances.unpark(start.instance);
-        self.refused.push(start.instance);
+        self.left.push(start.instance);
         let failure = StartFailure {
             detail,
             ..start.failure(reason)

@@ -173,6 +173,40 @@ fn an_address_is_kept_while_its_node_is_away_unless_an_operator_says_that_the_no
     start_on(&mut controller, &mut other, &start);
 }
 
+/// A typing error must not end an instance.
+#[test]
+fn a_release_as_lost_that_is_not_of_the_tenant_of_the_instance_ends_nothing() {
+    let (cluster, mut controller, node, start) = with_running_instance();
+    let (instance, uuid) = (start.instance_uuid, node.uuid);
+    let _cnci = with_concentrator(&cluster, &mut controller);
+    let mut ask = |action, lost| {
+        controller.drain();
+        controller.send_payload(&Tenant {
+            id: "1".into(),
+            action,
+            name: "green".into(),
+            instance_uuid: instance.into(),
+            lost,
+            entry: TenantEntry {
+                tenant_uuid: Uuid::from_u128(11).into(),
+                subnet: "10.1.0.0/24".into(),
+                concentrator_uuid: Uuid::from_u128(12).into(),
+                concentrator_ip: "192.0.2.2/24".into(),
+                ..TenantEntry::default()
+            },
+            ..Tenant::default()
+        });
+        controller.expect_payload::<Tenants>().reason
+    };
+    leave(&cluster, node);
+    assert_eq!(ask(TenantAction::Release, true), TenantRefusal::NoTenant);
+    assert_eq!(ask(TenantAction::Add, false), TenantRefusal::NotRefused);
+    assert_eq!(ask(TenantAction::Release, true), TenantRefusal::NotRefused);
+    assert!(has_address(&mut controller, instance));
+    let mut again = Client::connect_as(&cluster.listener, Role::AGENT, uuid);
+    send_running(&mut again, &[instance]);
+}
+
 #[test]
 fn the_addresses_of_a_node_whose_certificates_are_revoked_are_freed_once_the_concentrator_is_told() {
     let records = Enrolments::default();

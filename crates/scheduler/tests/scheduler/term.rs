@@ -781,6 +781,26 @@ fn no_node_connects_while_it_is_not_known_which_certificates_are_revoked() {
 }
 
 #[test]
+fn the_health_of_a_leader_says_that_it_cannot_read_the_tenants() {
+    let engine = MemoryEngine::new();
+    let put = Request::Put {
+        key: "documents/tenants".to_owned(),
+        value: "damaged".into(),
+        lease: None,
+        when: When::Always,
+    };
+    engine.clone().ask(&put).unwrap();
+    let one = One::start(&engine, SchedulerConfig::new(), &[]).unwrap();
+    let faults = wait_for(|| {
+        let figures = Scheduler::figures(&one.joined.server.handle()).unwrap();
+        Some(figures.faults)
+            .filter(|faults| !faults.is_empty())
+            .ok_or("no fault")
+    });
+    assert!(faults[0].contains("tenants cannot be read"), "{faults:?}");
+}
+
+#[test]
 fn with_an_empty_engine_no_certificate_is_revoked() {
     let records = Enrolments::default();
     let config = SchedulerConfig::new().enrolments(records.clone());
