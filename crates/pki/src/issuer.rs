@@ -154,20 +154,12 @@ pub struct Enrolled {
     /// The id of the token with which the node joined; empty after a renewal.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
-    /// The digest of the node's key, see [`SigningRequest::digest`]. A store may empty it when the token has ended, or
-    /// when the node has shown this certificate.
+    /// The digest of the node's key, see [`SigningRequest::digest`]. Early versions have emptied it in their records.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
-    /// The certificate and its issuer's, as PEM. A store may empty it together with the key's digest.
+    /// The certificate and its issuer's, as PEM. A store may empty it, and the certificate cannot be sent again then.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
-}
-
-impl Enrolled {
-    /// Makes room: the certificate cannot be sent again.
-    pub(crate) fn forget_answer(&mut self) {
-        (self.key, self.chain) = Default::default();
-    }
 }
 
 /// A signing request (PKCS#10) of a node, whose signature was verified. It may ask for nothing but a

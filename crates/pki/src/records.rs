@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::error::BadRequest;
 use crate::inspect::CertificateInfo;
-use crate::issuer::{Enrolled, Issuer, SigningRequest};
+use crate::issuer::{Enrolled, Issuer, SigningRequest, digest};
 use crate::list::Serial;
 use crate::token::{JoinRefusal, JoinRequest, StoredToken};
 
@@ -27,6 +27,9 @@ const TOLD: u64 = 86_400;
 /// The maximum number of valid certificates of a node. One that loses an answer to a renewal gets the same certificate
 /// again, so it has two or three.
 const MAX_OF_NODE: usize = 32;
+/// The maximum number of renewals whose answers are kept, at some 1.5 KB each, because schedulers read all records again
+/// and again. A node that has lost an answer asks again within an hour, and if it was dropped, gets one more certificate.
+const MAX_REPEATED: usize = 64;
 
 /// The issuer of certificates, their lifetime, and the present time.
 type Issuing<'a> = (&'a Issuer, Duration, SystemTime);
@@ -115,7 +118,8 @@ impl EnrolmentRecords {
     ) -> Result<Enrolled, JoinRefusal> {
         let token = self.tokens.get_mut(&request.id).ok_or(JoinRefusal::Proof)?;
         let its = self.certificates.iter();
-        let its = its.filter(|one| one.token == request.id && one.key == signing.digest());
+        let its =
+            its.filter(|one| one.token == request.id && one.key == signing.digest() && !one.chain.is_empty());
         let before = its.clone().next();
         token.decide(request, before, now)?;
         if its.clone().any(|one| self.revoked.contains_key(&one.serial)) {
@@ -140,7 +144,8 @@ impl EnrolmentRecords {
     /// Gives a node the certificate that follows `before`, which stays valid until its end. A node that lost the answer
     /// asks again with the same key, and gets the same certificate, until it uses it; but never one of another issuer,
     /// whose successor may have come because it was stolen. If an issuer has signed `before`, and not the authority
-    /// itself, the records have to have it: whoever steals an issuer signs what no record has.
+    /// itself, the records have to have it: whoever steals an issuer signs what no record has. He chooses the serial
+    /// number, the UUID and the roles, but does not have the key of a record.
     ///
     /// # Errors
     /// The reason why it gets none; nothing is changed then.
@@ -162,8 +167,11 @@ impl EnrolmentRecords {
         if self.revoked.contains_key(&before.serial) {
             return refused("the certificate is revoked");
         }
-        let is_before =
-            |one: &Enrolled| one.serial == before.serial && one.uuid == uuid && one.roles == before.roles;
+        let key = before.public_key().ok().map(digest);
+        let is_before = |one: &Enrolled| {
+            let has_key = one.key.is_empty() || key.as_ref() == Some(&one.key);
+            (&one.serial, one.uuid, one.roles) == (&before.serial, uuid, before.roles) && has_key
+        };
         if is_of_issuer && !self.certificates.iter().any(is_before) {
             return refused("the records lack the certificate; the node needs a new token");
         }
@@ -181,12 +189,20 @@ impl EnrolmentRecords {
             return refused(&format!("the node has {MAX_OF_NODE} certificates that are valid"));
         }
         let renewed = issuer.issue(signing, before.roles, uuid, lifetime)?;
-        // It is in use, so its answer is not lost.
-        let mut all = self.certificates.iter_mut();
-        if let Some(used) = all.find(|one| one.token.is_empty() && one.serial == before.serial) {
-            used.forget_answer();
-        }
         self.certificates.push(renewed.clone());
+        // Newest first. The one that is renewed is in use, so the node has its answer.
+        let mut kept = 0;
+        for one in self
+            .certificates
+            .iter_mut()
+            .rev()
+            .filter(|one| one.token.is_empty())
+        {
+            if one.serial == before.serial || kept == MAX_REPEATED {
+                one.chain.clear();
+            }
+            kept += usize::from(!one.chain.is_empty());
+        }
         Ok(renewed)
     }
 
@@ -218,7 +234,7 @@ impl EnrolmentRecords {
         for one in &mut self.certificates {
             let token = self.tokens.get(&one.token);
             if !one.token.is_empty() && token.is_none_or(|token| token.ends <= now) {
-                one.forget_answer();
+                one.chain.clear();
             }
         }
     }
@@ -228,7 +244,7 @@ impl EnrolmentRecords {
     pub fn drop_a_chain(&mut self) -> bool {
         let mut certificates = self.certificates.iter_mut();
         let oldest = certificates.find(|one| !one.chain.is_empty());
-        oldest.map(Enrolled::forget_answer).is_some()
+        oldest.map(|one| one.chain.clear()).is_some()
     }
 }
 
@@ -239,6 +255,7 @@ mod tests {
     use super::*;
     use crate::der;
     use crate::issuer::seconds;
+    use crate::pem::{Content, sections};
     use crate::role::Role;
     use crate::{Authority, AuthorityRequest, JoinToken, node_key, signing_request};
 
@@ -293,12 +310,14 @@ mod tests {
         SigningRequest::from_pem(&signing_request(&node_key().unwrap(), "key").unwrap()).unwrap()
     }
 
-    /// The facts in a node's certificate, whose life is over.
+    /// A node's certificate, whose life is over.
     fn shown(enrolled: &Enrolled) -> CertificateInfo {
-        let mut info = CertificateInfo::nothing(&Vec::new().into());
-        info.serial.clone_from(&enrolled.serial);
-        info.uuid = Some(enrolled.uuid);
-        info.roles = enrolled.roles;
+        let chain = sections(enrolled.chain.as_bytes()).unwrap();
+        let Content::Certificate(own) = &chain[0].content else {
+            panic!("no certificate");
+        };
+        let mut info = CertificateInfo::from_der(own).unwrap();
+        (info.not_before, info.not_after) = (SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH);
         info
     }
 
@@ -426,16 +445,23 @@ mod tests {
 
     #[test]
     fn of_the_certificates_of_issuers_only_those_in_the_records_are_renewed() {
-        let mut desk = Desk::new(1, None);
-        let joined = shown(&desk.join(&key()).unwrap());
-        let mut forged = [joined.clone(), joined.clone(), joined.clone()];
+        let mut desk = Desk::new(2, None);
+        let [joined, other] = [(); 2].map(|()| shown(&desk.join(&key()).unwrap()));
+        // What a renewal needs of a record does not go with the chain.
+        while desk.records.drop_a_chain() {}
+        let mut forged = [(); 4].map(|()| joined.clone());
         forged[0].serial = "01:02".to_owned();
         forged[1].uuid = Some(Uuid::from_u128(2));
         forged[2].roles = Role::NETAGENT;
+        // Its signer has chosen the serial number, but does not have the key.
+        forged[3].der = other.der;
         for forged in &forged {
             let why = refusal(desk.renew(forged, &key()));
             assert!(why.contains("records"), "{why}");
         }
+        assert!(desk.renew(&joined, &key()).is_ok());
+        // The records of early versions lack the key.
+        desk.records.certificates[0].key.clear();
         assert!(desk.renew(&joined, &key()).is_ok());
         // One that the authority itself has issued.
         let issuing = (&desk.issuer, LIFE, der::now());
@@ -464,6 +490,24 @@ mod tests {
             .certificates(0)
             .map(|(_, one, _)| !one.chain.is_empty());
         assert!(kept.eq([true, false, true, true]));
+    }
+
+    #[test]
+    fn the_answers_of_old_renewals_give_way_to_newer_ones() {
+        let mut desk = Desk::new(3, None);
+        let mut asked = Vec::new();
+        for _ in 0..3 {
+            let before = shown(&desk.join(&key()).unwrap());
+            asked.extend((0..MAX_OF_NODE - 1).map(|_| (before.clone(), key())));
+        }
+        let renew = |desk: &mut Desk, (before, key): &(_, _)| desk.renew(before, key).unwrap();
+        let given: Vec<_> = asked.iter().map(|it| renew(&mut desk, it)).collect();
+        let dropped = given.len() - MAX_REPEATED;
+        for (at, given) in given.iter().enumerate().skip(dropped) {
+            assert_eq!(renew(&mut desk, &asked[at]), *given, "{at}");
+        }
+        let is_kept = |(_, one, _): &(u64, &Enrolled, bool)| one.token.is_empty() && !one.chain.is_empty();
+        assert_eq!(desk.records.certificates(0).filter(is_kept).count(), MAX_REPEATED);
     }
 
     #[test]
