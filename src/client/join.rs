@@ -304,7 +304,7 @@ impl Join {
             match self.meet(&address, request, deadline(limit)) {
                 Ok(joined) => return Ok(joined),
                 // The servers behind a name have one store, so this one has decided.
-                Err(refused @ JoinError::Refused { .. }) if !refused.may_retry() => return Err(refused),
+                Err(refused @ JoinError::Refused { .. }) => return Err(refused),
                 Err(later) => failed.push(later),
             }
         }
@@ -336,7 +336,12 @@ impl Join {
             return Ok((answer.certificate, trust));
         }
         let [word, detail] = [answer.refused, answer.detail].map(|text| excerpt(text).to_string());
-        Err(JoinError::Refused { word, detail })
+        let mut later = [JoinRefusal::Busy, JoinRefusal::Unavailable].into_iter();
+        Err(if later.any(|later| later.word() == word) {
+            JoinError::Later(detail)
+        } else {
+            JoinError::Refused { word, detail }
+        })
     }
 }
 
@@ -362,6 +367,10 @@ pub enum JoinError {
     /// The server lets no node join.
     #[error("the server lets no node join")]
     NotOffered,
+    /// The server gives no certificate at present: too many nodes join, or it cannot write its records, or does not know
+    /// whether it has. The same key may ask again.
+    #[error("the server gives no certificate at present: {0}")]
+    Later(String),
     /// The server refuses the node.
     #[error("the server refuses this node: {detail}")]
     Refused {
@@ -396,13 +405,10 @@ fn failures(failed: &[JoinError]) -> String {
 }
 
 impl JoinError {
-    /// True if another attempt may succeed.
-    fn may_retry(&self) -> bool {
+    /// True if the same attempt may succeed later: the server was not reached, or has not decided.
+    pub fn may_retry(&self) -> bool {
         match self {
-            Self::Lost(_) | Self::Tls(TlsError::Io(_) | TlsError::Deadline) => true,
-            Self::Refused { word, .. } => {
-                word == JoinRefusal::Busy.word() || word == JoinRefusal::Unavailable.word()
-            }
+            Self::Lost(_) | Self::Later(_) | Self::Tls(TlsError::Io(_) | TlsError::Deadline) => true,
             Self::Addresses(failed) => failed.iter().any(Self::may_retry),
             _ => false,
         }
@@ -535,6 +541,38 @@ mod tests {
         let alone = attempt(&[&wrong]).unwrap_err();
         assert!(matches!(alone, JoinError::Server(_)), "{alone}");
         assert!(attempt(&[&hangs, &wrong, &good]).is_ok());
+    }
+
+    /// A store that cannot write.
+    struct Full;
+
+    impl EnrolmentStore for Full {
+        fn update(
+            &self,
+            _: Option<&str>,
+            _: &mut dyn FnMut(&mut EnrolmentRecords) -> Result<Enrolled, JoinRefusal>,
+        ) -> Result<Enrolled, JoinRefusal> {
+            Err(JoinRefusal::Unavailable)
+        }
+    }
+
+    #[test]
+    fn a_server_that_cannot_store_the_certificate_does_not_refuse_the_node() {
+        let kit = Testkit::new().unwrap();
+        let issuer = kit.authority().issuer("i", Role::AGENT, 1).unwrap();
+        let config = kit.server_config().unwrap().enrol(Enrolment::new(issuer, Full));
+        let _server = Server::start(config, ()).unwrap();
+        let token = kit.token(&Tokens::default(), Role::AGENT, 1).unwrap();
+        let signing = signing_request(&node_key().unwrap(), "the key").unwrap();
+        let request = message(&token.request(Role::AGENT, signing));
+        let join = Join::new(token, "unused");
+        let there = (Target::from(kit.network()), Duration::from_secs(60));
+        let later = join.attempt(vec![there], &request).unwrap_err();
+        assert!(
+            matches!(later, JoinError::Later(_)) && later.may_retry(),
+            "{later}"
+        );
+        assert!(!later.to_string().contains("refuses"), "{later}");
     }
 
     /// A store that replaces the trust of the client which renews.

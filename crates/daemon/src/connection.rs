@@ -362,15 +362,17 @@ impl TokenArgs {
         };
         let join = Join::new(token.clone(), directory).roles(roles);
         let files = join.given(server_name, Join::server_name).run();
-        let files = files.map_err(|why| {
-            let text = format!("--join: {why}{}", remedy(&why));
-            match why {
-                JoinError::Files(_) | JoinError::Lost(_) => Failure::new(text),
-                // Another attempt with the same files would end in the same way.
-                _ => Failure::NotAdmitted(text),
-            }
-        })?;
-        Ok(Some((files, token.address().clone())))
+        Ok(Some((files.map_err(not_joined)?, token.address().clone())))
+    }
+}
+
+fn not_joined(why: JoinError) -> Failure {
+    let text = format!("--join: {why}{}", remedy(&why));
+    if why.may_retry() || matches!(why, JoinError::Files(_)) {
+        Failure::new(text)
+    } else {
+        // Another attempt with the same files would end in the same way.
+        Failure::NotAdmitted(text)
     }
 }
 
@@ -650,5 +652,24 @@ pub fn closed(why: Option<ClientError>) -> Failure {
     match &why {
         ClientError::Aborted { .. } | ClientError::NoServerLeft(_) => Failure::NotAdmitted(why.to_string()),
         _ => Failure::new(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_join_that_a_server_refuses_is_not_admitted() {
+        let later = || JoinError::Later("too many nodes join".to_owned());
+        let away = JoinError::Lost(std::io::ErrorKind::ConnectionRefused.into());
+        for why in [later(), JoinError::Addresses(vec![away, later()])] {
+            assert!(matches!(not_joined(why), Failure::Failed(_)));
+        }
+        let refused = JoinError::Refused {
+            word: "used".to_owned(),
+            detail: String::new(),
+        };
+        assert!(matches!(not_joined(refused), Failure::NotAdmitted(_)));
     }
 }

@@ -271,7 +271,7 @@ pub enum JoinRefusal {
     Busy,
     /// The store cannot take the certificate now, or does not answer, so that it is not known whether the token was
     /// used. The same key may try again.
-    #[error("the server cannot keep the certificate in its records at present; try again")]
+    #[error("the server cannot write its records, or does not know whether it has; try again")]
     Unavailable,
 }
 
