@@ -142,7 +142,7 @@ pub mod transport {
     };
 }
 pub use ssntp_pki as pki;
-pub use ssntp_pki::{ParseRoleError, Role};
+pub use ssntp_pki::Role;
 pub use ssntp_transport::Histogram;
 
 // Exported because their types appear in signatures, so that a program can use the same versions.

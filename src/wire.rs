@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::BytesMut;
 use uuid::Uuid;
 
-use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
+use crate::proto::{Codec, Frame, Header, Item, Operands, ProtocolError};
 use ssntp_pki::Role;
 use ssntp_transport::{Decode, Outgoing, nanoseconds, wall_clock};
 
@@ -85,6 +85,6 @@ pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
         return Outgoing::whole(frame.encode(), 1);
     }
     let mut header = frame.header();
-    header.major &= !TRACE_FLAG;
+    header.major &= !Header::TRACE_FLAG;
     Outgoing::framed(header.encode(), frame.payload_bytes().clone())
 }

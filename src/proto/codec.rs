@@ -13,10 +13,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use super::{
-    ErrorCode, Frame, FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MAX_TRACE_LEN, Operands, PROBE,
-    ProtocolError, TRACE_FLAG, Trace,
-};
+use super::{ErrorCode, Frame, FrameKind, FrameType, Header, Operands, PROBE, ProtocolError, Trace};
 
 /// The type byte of the frames on a link between servers.
 pub(crate) const LINK: FrameType = FrameType(0x4c);
@@ -53,11 +50,11 @@ impl Run {
         let (mut at, mut frames, kind) = (0, 0, Header::decode(&bytes)?.kind);
         while at < bytes.len() {
             let header = Header::decode(bytes.get(at..)?)?;
-            let is_plain = header.major == MAJOR && header.kind == kind && !kind.is_handshake();
+            let is_plain = header.major == Header::MAJOR && header.kind == kind && !kind.is_handshake();
             if !is_plain || header.word > max_payload {
                 return None;
             }
-            at += HEADER_LEN + header.word as usize;
+            at += Header::LEN + header.word as usize;
             frames += 1;
         }
         (at == bytes.len()).then_some(Self { kind, frames, bytes })
@@ -93,7 +90,7 @@ impl Run {
         for _ in 0..frames {
             // A run consists of whole frames.
             let header = Header::decode(self.bytes.get(at..)?)?;
-            at += HEADER_LEN + header.word as usize;
+            at += Header::LEN + header.word as usize;
         }
         let rest = Self {
             kind: self.kind,
@@ -109,7 +106,7 @@ impl Run {
         let mut at = 0;
         std::iter::from_fn(move || {
             let header = Header::decode(self.bytes.get(at..)?)?;
-            let start = at + HEADER_LEN;
+            let start = at + Header::LEN;
             at = start + header.word as usize;
             // An empty slice would keep the memory of the whole run alive.
             let payload = match header.word {
@@ -292,7 +289,7 @@ impl Codec {
                     Ok(false) => break Some(Ok(Some(header))),
                     Err(fault) => break Some(Err(fault)),
                 }
-                let whole = HEADER_LEN + header.word as usize;
+                let whole = Header::LEN + header.word as usize;
                 if input.len() - at < whole {
                     self.wanted = whole;
                     break Some(Ok(None));
@@ -312,7 +309,7 @@ impl Codec {
 
     /// True if a frame is known and has no trace, so that it can be part of a run.
     fn is_plain(&self, header: &Header) -> Result<bool, ProtocolError> {
-        if header.version() != MAJOR {
+        if header.version() != Header::MAJOR {
             return Err(ProtocolError::Version(header.version()));
         }
         // Before the length is checked, because these two have the role in its place.
@@ -347,17 +344,17 @@ impl Codec {
         input: &mut BytesMut,
         items: &mut Vec<Item>,
     ) -> Result<bool, ProtocolError> {
-        let mut head = HEADER_LEN;
+        let mut head = Header::LEN;
         let mut block = 0;
         if header.traced() {
-            let Some(length) = input.get(HEADER_LEN..HEADER_LEN + 4) else {
-                self.wanted = HEADER_LEN + 4;
+            let Some(length) = input.get(Header::LEN..Header::LEN + 4) else {
+                self.wanted = Header::LEN + 4;
                 return Ok(false);
             };
             let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]);
             // A block that is too long is dropped as it arrives, and its frame is kept. Without this
             // bound, a peer could keep its session busy with one block of 4 GiB.
-            if length > self.max_payload && length as usize > MAX_TRACE_LEN {
+            if length > self.max_payload && length as usize > Trace::MAX_LEN {
                 return Err(ProtocolError::TraceTooLong(length));
             }
             head += 4;
@@ -370,13 +367,13 @@ impl Codec {
             self.unsupported = Some(header.kind);
             return Ok(true);
         }
-        if block > MAX_TRACE_LEN {
+        if block > Trace::MAX_LEN {
             self.bad_traces += 1;
             input.advance(head);
             // The header replaces the last bytes of the block, so that a frame without trace remains.
-            self.skip = (block - HEADER_LEN) as u64;
+            self.skip = (block - Header::LEN) as u64;
             self.untraced = Some(Header {
-                major: header.major & !TRACE_FLAG,
+                major: header.major & !Header::TRACE_FLAG,
                 ..header
             });
             return Ok(true);
@@ -410,8 +407,8 @@ impl Codec {
             return false;
         }
         if let Some(header) = self.untraced {
-            let Some(end) = input.get_mut(..HEADER_LEN) else {
-                self.wanted = HEADER_LEN;
+            let Some(end) = input.get_mut(..Header::LEN) else {
+                self.wanted = Header::LEN;
                 return false;
             };
             end.copy_from_slice(&header.encode());

@@ -6,9 +6,6 @@ use uuid::Uuid;
 
 use super::Frame;
 
-/// Length of an [`Exchange`] in bytes.
-pub const EXCHANGE_LEN: usize = 32;
-
 /// The first bytes of the payload of a request and of its answer:
 ///
 /// | bytes | content |
@@ -41,9 +38,12 @@ pub enum Step {
 }
 
 impl Exchange {
+    /// Its length in bytes.
+    pub const LEN: usize = 32;
+
     /// Reads the beginning of a payload. `None` if the payload is too short or the step is unknown.
     pub fn read(payload: &[u8]) -> Option<Self> {
-        let bytes: &[u8; EXCHANGE_LEN] = payload.first_chunk()?;
+        let bytes: &[u8; Self::LEN] = payload.first_chunk()?;
         let step = match bytes[0] {
             0 => Step::Request,
             1 => Step::Reply,
@@ -59,8 +59,8 @@ impl Exchange {
     }
 
     /// The 32 bytes.
-    pub fn encode(&self) -> [u8; EXCHANGE_LEN] {
-        let mut bytes = [0; EXCHANGE_LEN];
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
         bytes[0] = self.step as u8;
         bytes[8..16].copy_from_slice(&self.id.to_be_bytes());
         bytes[16..].copy_from_slice(self.peer.as_bytes());
@@ -78,7 +78,7 @@ impl Exchange {
     }
 
     fn carry(&self, frame: &Frame, content: &[u8]) -> Frame {
-        let mut payload = BytesMut::with_capacity(EXCHANGE_LEN + content.len());
+        let mut payload = BytesMut::with_capacity(Self::LEN + content.len());
         payload.extend_from_slice(&self.encode());
         payload.extend_from_slice(content);
         frame.carrying(payload.freeze())
@@ -88,5 +88,5 @@ impl Exchange {
 /// The content of the application, which follows the [`Exchange`].
 pub(crate) fn content(frame: &Frame) -> Bytes {
     let payload = frame.payload_bytes();
-    payload.slice(EXCHANGE_LEN.min(payload.len())..)
+    payload.slice(Exchange::LEN.min(payload.len())..)
 }

@@ -20,10 +20,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use uuid::Uuid;
 
-use super::{
-    CONNECT_LEN, CONNECTED_LEN, Command, Connect, Connected, ErrorCode, Fields, HEADER_LEN, Header, MAJOR,
-    Refusal, Status,
-};
+use super::{Command, Connect, Connected, ErrorCode, Fields, Header, Refusal, Status};
 use ssntp_pki::Role;
 
 /// The server's side, which checks a CONNECT.
@@ -49,7 +46,7 @@ impl ServerHandshake {
         let Some(header) = Header::decode(input) else {
             return Ok(None);
         };
-        if header.version() != MAJOR {
+        if header.version() != Header::MAJOR {
             return Err(Refusal::Version(header.version()));
         }
         // Checked before the other 32 bytes arrive, so that another protocol is refused at once.
@@ -59,7 +56,7 @@ impl ServerHandshake {
         let Some(connect) = Connect::decode(input) else {
             return Ok(None);
         };
-        input.advance(CONNECT_LEN);
+        input.advance(Connect::LEN);
         if connect.source.is_nil() {
             return Err(Refusal::NilSource);
         }
@@ -111,7 +108,7 @@ impl ClientHandshake {
     }
 
     /// The bytes to send first.
-    pub fn connect(&self) -> [u8; CONNECT_LEN] {
+    pub fn connect(&self) -> [u8; Connect::LEN] {
         self.connect.encode()
     }
 
@@ -123,7 +120,7 @@ impl ClientHandshake {
         let Some(header) = Header::decode(input) else {
             return Ok(None);
         };
-        if header.version() != MAJOR {
+        if header.version() != Header::MAJOR {
             return Err(Refusal::Version(header.version()));
         }
         if header.kind == ErrorCode::CONNECTION_FAILURE {
@@ -135,7 +132,7 @@ impl ClientHandshake {
         if header.kind != Status::CONNECTED {
             return Err(Refusal::NotConnected(header.kind));
         }
-        let Some(fixed) = input.get(HEADER_LEN..CONNECTED_LEN) else {
+        let Some(fixed) = input.get(Header::LEN..Connected::LEN) else {
             return Ok(None);
         };
         let Some((server, client, announced)) = Connected::read(&mut Fields::new(fixed)) else {
@@ -160,11 +157,11 @@ impl ClientHandshake {
                 limit: self.max_payload,
             });
         }
-        let whole = CONNECTED_LEN + announced as usize;
+        let whole = Connected::LEN + announced as usize;
         if input.len() < whole {
             return Ok(None);
         }
-        input.advance(CONNECTED_LEN);
+        input.advance(Connected::LEN);
         let payload = input.split_to(announced as usize).freeze();
         // Both sides have to want traces, so the server's bit counts only if this client asked.
         let trace = header.traced() && self.connect.trace;
@@ -317,13 +314,13 @@ mod tests {
         bytes.extend([0, 1, 1, 2, 0, 0, 0, 0]);
         let handshake = ServerHandshake::new(Role::AGENT, None);
         let mut input = BytesMut::new();
-        for (at, byte) in bytes.iter().enumerate().take(CONNECT_LEN) {
+        for (at, byte) in bytes.iter().enumerate().take(Connect::LEN) {
             assert_eq!(handshake.receive(&mut input), Ok(None), "after {at} bytes");
             input.extend([*byte]);
         }
-        input.extend(&bytes[CONNECT_LEN..]);
+        input.extend(&bytes[Connect::LEN..]);
         assert_eq!(handshake.receive(&mut input), Ok(Some(agent())));
-        assert_eq!(input[..], bytes[CONNECT_LEN..]);
+        assert_eq!(input[..], bytes[Connect::LEN..]);
     }
 
     fn reply(role: Role, server: Uuid, client: Uuid) -> Vec<u8> {

@@ -64,7 +64,7 @@ pub use self::codec::{Codec, DEFAULT_MAX_PAYLOAD, Item, Run, answer_to_unsupport
 pub(crate) use self::codec::{LINK, answer_to_bad_exchange, answer_to_filtered, apart};
 pub use self::error::{ProtocolError, Refusal};
 pub(crate) use self::exchange::content;
-pub use self::exchange::{EXCHANGE_LEN, Exchange, Step};
+pub use self::exchange::{Exchange, Step};
 pub use self::frame::*;
 pub use self::handshake::{ClientHandshake, ServerHandshake};
 pub(crate) use self::operands::PROBE;

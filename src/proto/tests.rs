@@ -120,7 +120,7 @@ proptest! {
         let mut block = Vec::new();
         trace.encode(&mut block);
         prop_assert_eq!(block.len(), trace.encoded_len());
-        prop_assert!(block.len() <= MAX_TRACE_LEN);
+        prop_assert!(block.len() <= Trace::MAX_LEN);
         prop_assert_eq!(Trace::decode(&block), Ok(trace));
         for cut in 0..block.len() {
             prop_assert!(Trace::decode(&block[..cut]).is_err(), "cut at {}", cut);
@@ -399,7 +399,7 @@ fn protocol_errors_are_found_in_the_header_and_earlier_frames_are_kept() {
 
 #[test]
 fn a_malformed_trace_block_is_dropped_and_the_frame_is_kept() {
-    let long = vec![1; MAX_TRACE_LEN + 1];
+    let long = vec![1; Trace::MAX_LEN + 1];
     for block in [&b""[..], b"\x02", b"\x01\xffshort", &long] {
         let mut bytes = vec![0x80, 1, 1, 1, 0, 0, 0, 2];
         bytes.extend(u32::try_from(block.len()).unwrap().to_be_bytes());
@@ -464,7 +464,7 @@ fn payloads_share_the_memory_they_arrived_in() {
     };
     let frame = run.frames().next().unwrap();
     let run_at = run.wire().as_ptr() as usize;
-    assert_eq!(frame.payload_bytes().as_ptr() as usize, run_at + HEADER_LEN);
+    assert_eq!(frame.payload_bytes().as_ptr() as usize, run_at + Header::LEN);
     assert_eq!(Frame::new(Status::FULL).payload_bytes(), &Bytes::new());
 }
 

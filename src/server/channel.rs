@@ -56,15 +56,14 @@ pub enum ServerEvent {
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn channel(capacity: usize) -> (ChannelHandler, Receiver<ServerEvent>) {
+pub fn channel(capacity: usize) -> (impl Handler, Receiver<ServerEvent>) {
     // Room for `Missed` and the event after it.
     let (events, receiver) = crossbeam_channel::bounded(capacity.max(2));
     (ChannelHandler { events, missed: 0 }, receiver)
 }
 
 /// The handler that [`channel`] returns.
-#[derive(Debug)]
-pub struct ChannelHandler {
+struct ChannelHandler {
     events: Sender<ServerEvent>,
     missed: u64,
 }

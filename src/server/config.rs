@@ -248,7 +248,7 @@ impl ServerConfig {
 
         /// The maximum number of handshakes at a time. Each has its own thread. If all are under way, the
         /// handshake that has waited longest for its peer is cut to make room for a newcomer. The server
-        /// uses fewer if the system's limits are tight. Default: [`default_max_handshakes`].
+        /// uses fewer if the system's limits are tight. Default: 64 for each core, and 512 at most.
         max_handshakes: usize;
 
         /// The longest time for TLS and CONNECT together. Default: 10 s.

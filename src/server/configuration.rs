@@ -7,7 +7,7 @@ use crate::proto::{Command, FrameKind};
 use ssntp_pki::Role;
 
 /// Checks the payload of a CONFIGURE. The error text names the problem.
-pub type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
+pub(super) type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
 
 /// The configuration, and the check of new ones.
 pub(super) struct Configuration {

@@ -130,9 +130,8 @@ use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
 pub use self::admission::{AdmissionPolicy, Newcomer};
-pub use self::channel::{ChannelHandler, ServerEvent, channel};
+pub use self::channel::{ServerEvent, channel};
 pub use self::config::{ServerConfig, ServerError, SlowConsumer};
-pub use self::configuration::ConfigurationCheck;
 pub use self::context::Context;
 use self::core::ServerCore;
 pub use self::credentials::Credentials;
@@ -151,12 +150,11 @@ pub use self::handle::ServerHandle;
 pub use self::handler::{ClusterHandler, Handler};
 pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
 pub use self::renewal::RenewalReport;
-pub use self::routing::{Decision, RouteFn, RuleError, Rules};
+pub use self::routing::{Decision, RuleError, Rules};
 pub use self::sessions::{SessionCounters, SessionId, SessionInfo, SessionKey};
 pub use crate::proto::Refusal;
 pub use crate::request::{Request, RequestError};
 use ssntp_pki::{Identity, Trust};
-pub use ssntp_transport::default_max_handshakes;
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner};
 use ssntp_transport::{Acceptance, Address, Listener, Room, now, threads, wall_clock};
 

@@ -24,7 +24,7 @@ pub enum Decision {
 
 /// A routing function. Its arguments are a frame, the UUID of its sender, and the connected sessions.
 /// It runs on the dispatcher thread and must not block.
-pub type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send;
+pub(super) type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send;
 
 /// The forwarding rules of a server, at most one for each kind of frame. A frame without a rule goes
 /// only to the application.

@@ -226,7 +226,7 @@ fn traces_are_stamped_if_the_session_agreed_on_them() {
     assert_eq!(peer.recv().trace(), None);
 
     let mut broken = Header::new(Event::TENANT_ADDED.into(), 1);
-    broken.major |= crate::proto::TRACE_FLAG;
+    broken.major |= crate::proto::Header::TRACE_FLAG;
     let mut bytes = broken.encode().to_vec();
     bytes.extend(b"\0\0\0\x02\x09\x09x");
     peer.send_raw(bytes);

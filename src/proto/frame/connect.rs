@@ -5,13 +5,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::fields::{Fields, Notes};
-use super::{Command, HEADER_LEN, Header, MAJOR, Status, TRACE_FLAG};
+use super::{Command, Header, Status};
 use ssntp_pki::Role;
-
-/// Length of a CONNECT frame in bytes.
-pub const CONNECT_LEN: usize = HEADER_LEN + 32;
-/// Length of a CONNECTED frame before its payload, in bytes.
-pub const CONNECTED_LEN: usize = HEADER_LEN + 32 + 4;
 
 /// The first frame of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +22,9 @@ pub struct Connect {
 }
 
 impl Connect {
+    /// The length of a CONNECT frame in bytes.
+    pub const LEN: usize = Header::LEN + 32;
+
     /// A well-formed CONNECT.
     pub const fn new(role: Role, source: Uuid, trace: bool) -> Self {
         Self {
@@ -38,8 +36,8 @@ impl Connect {
     }
 
     /// The 40 bytes on the wire.
-    pub fn encode(&self) -> [u8; CONNECT_LEN] {
-        let mut bytes = [0; CONNECT_LEN];
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
         let mut header = Header::new(Command::CONNECT.into(), self.role.bits());
         header.major = version_byte(self.trace);
         bytes[..8].copy_from_slice(&header.encode());
@@ -51,7 +49,7 @@ impl Connect {
     /// Reads the 40 bytes; `None` if there are fewer. The handshake checks the values.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let header = Header::decode(bytes)?;
-        Self::read(&header, &mut Fields::new(bytes.get(HEADER_LEN..)?))
+        Self::read(&header, &mut Fields::new(bytes.get(Header::LEN..)?))
     }
 
     /// Reads what follows the header.
@@ -81,11 +79,14 @@ pub struct Connected {
 }
 
 impl Connected {
+    /// The length of a CONNECTED frame before its payload, in bytes.
+    pub const LEN: usize = Header::LEN + 32 + 4;
+
     /// The frame's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut header = Header::new(Status::CONNECTED.into(), self.role.bits());
         header.major = version_byte(self.trace);
-        let mut bytes = Vec::with_capacity(CONNECTED_LEN + self.payload.len());
+        let mut bytes = Vec::with_capacity(Self::LEN + self.payload.len());
         bytes.extend(header.encode());
         bytes.extend(self.server.as_bytes());
         bytes.extend(self.client.as_bytes());
@@ -111,5 +112,9 @@ impl Connected {
 }
 
 fn version_byte(trace: bool) -> u8 {
-    if trace { MAJOR | TRACE_FLAG } else { MAJOR }
+    if trace {
+        Header::MAJOR | Header::TRACE_FLAG
+    } else {
+        Header::MAJOR
+    }
 }

@@ -10,14 +10,8 @@ use super::fields::{Fields, Notes};
 use super::{Command, ErrorCode, Event, Status};
 use ssntp_pki::Role;
 
-/// Length of a header in bytes.
-pub const HEADER_LEN: usize = 8;
-/// The major version this crate speaks.
-pub const MAJOR: u8 = 0;
 /// The minor version this crate writes; any is accepted.
 pub(crate) const MINOR: u8 = 1;
-/// The bit of the major byte that announces a trace block.
-pub const TRACE_FLAG: u8 = 0x80;
 
 super::operand::named! {
     /// The type byte of a header. Unknown values survive and print as hex.
@@ -237,10 +231,17 @@ pub struct Header {
 }
 
 impl Header {
+    /// Its length in bytes.
+    pub const LEN: usize = 8;
+    /// The major version that this crate speaks.
+    pub const MAJOR: u8 = 0;
+    /// The bit of the major byte that announces a trace block.
+    pub const TRACE_FLAG: u8 = 0x80;
+
     /// A header of this crate's version without trace block.
     pub const fn new(kind: FrameKind, word: u32) -> Self {
         Self {
-            major: MAJOR,
+            major: Self::MAJOR,
             minor: MINOR,
             kind,
             word,
@@ -250,7 +251,7 @@ impl Header {
     /// Reads a header; `None` if there are fewer than eight bytes. Any eight bytes are a header, so
     /// the values are not checked here.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HEADER_LEN] = bytes.first_chunk()?;
+        let bytes: &[u8; Header::LEN] = bytes.first_chunk()?;
         Self::read(&mut Fields::new(bytes))
     }
 
@@ -258,12 +259,12 @@ impl Header {
     pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let major = fields.u8("major")?;
         fields.meaning(|| {
-            let flag = if major & TRACE_FLAG == 0 {
+            let flag = if major & Header::TRACE_FLAG == 0 {
                 ""
             } else {
                 ", trace flag"
             };
-            format!("{}{flag}", major & !TRACE_FLAG)
+            format!("{}{flag}", major & !Header::TRACE_FLAG)
         });
         let minor = fields.u8("minor")?;
         let frame_type = FrameType(fields.u8("type")?);
@@ -285,7 +286,7 @@ impl Header {
     }
 
     /// The eight bytes.
-    pub fn encode(&self) -> [u8; HEADER_LEN] {
+    pub fn encode(&self) -> [u8; Header::LEN] {
         let (frame_type, operand) = (self.kind.frame_type.0, self.kind.operand);
         let mut bytes = [self.major, self.minor, frame_type, operand, 0, 0, 0, 0];
         BigEndian::write_u32(&mut bytes[4..], self.word);
@@ -294,11 +295,11 @@ impl Header {
 
     /// The major version without the trace flag.
     pub const fn version(&self) -> u8 {
-        self.major & !TRACE_FLAG
+        self.major & !Header::TRACE_FLAG
     }
 
     /// True if the trace flag is set.
     pub const fn traced(&self) -> bool {
-        self.major & TRACE_FLAG != 0
+        self.major & Header::TRACE_FLAG != 0
     }
 }

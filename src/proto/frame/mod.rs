@@ -38,18 +38,18 @@ use bytes::Bytes;
 
 pub use self::annotate::{Part, annotate};
 pub use self::command::Command;
-pub use self::connect::{CONNECT_LEN, CONNECTED_LEN, Connect, Connected};
+pub use self::connect::{Connect, Connected};
 pub use self::error::ErrorCode;
 pub use self::event::Event;
 pub(crate) use self::fields::Fields;
 pub use self::fields::{Field, FieldValue};
-pub use self::header::{FrameKind, FrameType, HEADER_LEN, Header, MAJOR, ParseKindError, TRACE_FLAG};
+pub use self::header::{FrameKind, FrameType, Header, ParseKindError};
 pub use self::status::Status;
 pub use self::stream::{
-    MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, MAX_STREAM_TEXT, OpenStream, Outputs, StreamCredit, StreamData,
-    StreamEndReason, StreamEnded, close_stream, stream_of, stream_opened,
+    MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
+    StreamEnded, close_stream, stream_of, stream_opened,
 };
-pub use self::trace::{BadTrace, Hop, MAX_TRACE_LEN, Trace, TraceNode};
+pub use self::trace::{BadTrace, Hop, Trace, TraceNode};
 pub use self::traceparent::{BadTraceParent, TraceParent};
 
 /// A frame of an established session: its kind, its payload, and perhaps a trace. A clone shares
@@ -127,7 +127,7 @@ impl Frame {
 
     /// The length on the wire in bytes.
     pub fn encoded_len(&self) -> usize {
-        HEADER_LEN + self.trace.as_ref().map_or(0, |t| 4 + t.encoded_len()) + self.payload.len()
+        Header::LEN + self.trace.as_ref().map_or(0, |t| 4 + t.encoded_len()) + self.payload.len()
     }
 
     /// The header, with the trace flag if there is a trace. Senders refuse payloads that are far
@@ -136,7 +136,7 @@ impl Frame {
         let mut header = Header::new(self.kind, u32::try_from(self.payload.len()).unwrap_or(u32::MAX));
         // The length in the header does not include the trace block.
         if self.trace.is_some() {
-            header.major |= TRACE_FLAG;
+            header.major |= Header::TRACE_FLAG;
         }
         header
     }

@@ -18,14 +18,14 @@ use ssntp_transport::cut;
 use uuid::Uuid;
 
 use super::fields::{Fields, Notes};
-use super::{Command, Event, Frame, FrameKind, HEADER_LEN};
+use super::{Command, Event, Frame, FrameKind, Header};
 
 /// The maximum length of the output in one StreamData, in bytes.
 pub const MAX_STREAM_CHUNK: usize = 32 * 1024;
 /// The maximum credit of a stream that is not used yet, in bytes.
 pub const MAX_STREAM_CREDIT: u32 = 128 * 1024;
 /// The maximum length of the text in StreamEnded, in bytes.
-pub const MAX_STREAM_TEXT: usize = 512;
+const MAX_STREAM_TEXT: usize = 512;
 
 const UUID_LEN: usize = 16;
 // Two UUIDs; outputs, flags and two zeros; the number of lines; the credit.
@@ -217,12 +217,12 @@ impl StreamData {
 
     /// The credit that a chunk of `data` bytes costs.
     pub fn cost_of(data: usize) -> u32 {
-        u32::try_from(HEADER_LEN + DATA_HEAD + data).unwrap_or(u32::MAX)
+        u32::try_from(Header::LEN + DATA_HEAD + data).unwrap_or(u32::MAX)
     }
 
     /// The maximum length of a chunk with this credit, in bytes. 0 if the credit is too small.
     pub fn room(credit: u32) -> usize {
-        let head = HEADER_LEN + DATA_HEAD;
+        let head = Header::LEN + DATA_HEAD;
         (credit as usize).saturating_sub(head).min(MAX_STREAM_CHUNK)
     }
 }

@@ -10,8 +10,6 @@ use super::fields::{Fields, Notes};
 use ssntp_pki::Role;
 use ssntp_transport::cut;
 
-/// The largest block that a receiver accepts, in bytes.
-pub const MAX_TRACE_LEN: usize = 4096;
 /// The maximum number of hops a block holds.
 pub(crate) const MAX_TRACE_NODES: usize = 32;
 
@@ -47,6 +45,9 @@ pub struct TraceNode {
 }
 
 impl Trace {
+    /// The largest block that a receiver accepts, in bytes.
+    pub const MAX_LEN: usize = 4096;
+
     /// A trace with a label of at most 255 bytes (a longer one is cut at a
     /// character boundary) and no hop yet.
     pub fn new(label: &str) -> Self {
@@ -170,7 +171,7 @@ impl Trace {
 
     pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Result<Self, BadTrace> {
         let truncated = BadTrace::Truncated;
-        if fields.remaining() > MAX_TRACE_LEN {
+        if fields.remaining() > Trace::MAX_LEN {
             return Err(BadTrace::TooLong(fields.remaining()));
         }
         let version = fields.u8("trace version").ok_or(truncated)?;
@@ -234,7 +235,7 @@ fn between(from: u64, to: u64) -> Option<Duration> {
 #[non_exhaustive]
 pub enum BadTrace {
     /// Longer than 4096 bytes.
-    #[error("trace block of {0} bytes is longer than {MAX_TRACE_LEN}")]
+    #[error("trace block of {0} bytes is longer than {max}", max = Trace::MAX_LEN)]
     TooLong(usize),
     /// A version other than 1.
     #[error("trace block has version {0}, not {VERSION}")]

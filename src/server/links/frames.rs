@@ -18,7 +18,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use self::fields::{LinkValue, Malformed};
-use crate::proto::{FrameKind, HEADER_LEN, Header, LINK};
+use crate::proto::{FrameKind, Header, LINK};
 use crate::server::sessions::Rank;
 use ssntp_pki::Role;
 use ssntp_transport::PeerAddress;
@@ -217,12 +217,12 @@ impl LinkFrame {
         };
         // One allocation for a FORWARD to one session or to a role: without its frames it has less than
         // 64 bytes.
-        let mut out = Vec::with_capacity(HEADER_LEN + 64 + frames);
-        out.resize(HEADER_LEN, 0);
+        let mut out = Vec::with_capacity(Header::LEN + 64 + frames);
+        out.resize(Header::LEN, 0);
         self.put(&mut out);
-        let length = u32::try_from(out.len() - HEADER_LEN).unwrap_or(u32::MAX);
+        let length = u32::try_from(out.len() - Header::LEN).unwrap_or(u32::MAX);
         let header = Header::new(FrameKind::new(LINK, self.operand()), length).encode();
-        out[..HEADER_LEN].copy_from_slice(&header);
+        out[..Header::LEN].copy_from_slice(&header);
         out.into()
     }
 

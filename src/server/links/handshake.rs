@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::DUPLICATE;
 use super::facts::LinkRequest;
 use super::frames::{EndCode, Hello, LinkFrame, VERSION};
-use crate::proto::{FrameKind, HEADER_LEN, Header, LINK, MAJOR, Refusal};
+use crate::proto::{FrameKind, Header, LINK, Refusal};
 use crate::server::own::OwnServer;
 use ssntp_pki::CertificateInfo;
 use ssntp_pki::Role;
@@ -89,17 +89,17 @@ impl LinkHandshake {
         let (kind, length) = (header.kind, header.word as usize);
         // The length is checked before the whole frame is awaited, so that a stranger cannot make this
         // server buffer a long one.
-        if kind.frame_type != LINK || header.major != MAJOR || length > MAX_FIRST {
+        if kind.frame_type != LINK || header.major != Header::MAJOR || length > MAX_FIRST {
             let major = header.major;
             return Err(LinkFailure::Refused(format!(
                 "the first frame is not HELLO of this protocol: {kind}, version {major}, {length} bytes"
             )));
         }
-        if input.len() < HEADER_LEN + length {
+        if input.len() < Header::LEN + length {
             return Ok(None);
         }
-        let frame = input.split_to(HEADER_LEN + length).freeze();
-        let hello = decode_first(kind, frame.slice(HEADER_LEN..))?;
+        let frame = input.split_to(Header::LEN + length).freeze();
+        let hello = decode_first(kind, frame.slice(Header::LEN..))?;
         check(own, certificate, &hello)?;
         self.peer = Some(hello.uuid);
         Ok(Some(LinkRequest {

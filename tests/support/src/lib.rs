@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
-use ssntp::proto::{Codec, Connect, Connected, Frame, FrameKind, HEADER_LEN, Header, Item, Operands, Status};
+use ssntp::proto::{Codec, Connect, Connected, Frame, FrameKind, Header, Item, Operands, Status};
 use ssntp::server::{Handler, Server, ServerConfig};
 use ssntp::transport::memory::{Faults, MemoryListener};
 use ssntp_transport::tls::Connector;
@@ -289,7 +289,7 @@ impl Peer {
 
     /// True if the server's first frame is CONNECTED.
     pub fn next_is_connected(&mut self) -> bool {
-        while self.halves.inbox.bytes_mut().len() < HEADER_LEN && self.read() {}
+        while self.halves.inbox.bytes_mut().len() < Header::LEN && self.read() {}
         Header::decode(self.halves.inbox.bytes_mut()).is_some_and(|h| h.kind == Status::CONNECTED)
     }
 
@@ -297,7 +297,7 @@ impl Peer {
     pub fn refusal(&mut self) -> Option<FrameKind> {
         while self.read() {}
         let input = self.halves.inbox.bytes_mut();
-        assert!(input.is_empty() || input.len() == HEADER_LEN, "{input:?}");
+        assert!(input.is_empty() || input.len() == Header::LEN, "{input:?}");
         Header::decode(input).map(|header| header.kind)
     }
 

@@ -13,8 +13,8 @@ use super::threads::Step;
 use ssntp::Role;
 use ssntp::payload::Kick;
 use ssntp::proto::{
-    ClientHandshake, Codec, Command, Connect, EXCHANGE_LEN, ErrorCode, Event, Exchange, Frame, FrameKind,
-    FrameType, Header, Item, Refusal, Status, Step as ExchangeStep,
+    ClientHandshake, Codec, Command, Connect, ErrorCode, Event, Exchange, Frame, FrameKind, FrameType,
+    Header, Item, Refusal, Status, Step as ExchangeStep,
 };
 use ssntp::server::SessionId;
 use ssntp_payload::{Delete, Stop};
@@ -349,7 +349,7 @@ impl Peer {
                 step: ExchangeStep::Reply,
                 ..exchange
             };
-            let content = &payload[EXCHANGE_LEN..];
+            let content = &payload[Exchange::LEN..];
             let reply = [&reply.encode(), content].concat();
             self.replies.push(Frame::with_payload(QUERY, reply));
             return Ok(());
@@ -372,7 +372,7 @@ impl Peer {
                 exchange.peer
             ));
         }
-        if !is_refused && payload[EXCHANGE_LEN..] != exchange.id.to_le_bytes() {
+        if !is_refused && payload[Exchange::LEN..] != exchange.id.to_le_bytes() {
             return Err(format!("requests: {number} gets the answer to another request"));
         }
         self.answered += u64::from(!is_refused);

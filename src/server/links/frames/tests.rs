@@ -143,7 +143,7 @@ proptest! {
 
     #[test]
     fn a_frame_with_too_few_or_too_many_bytes_is_refused(frame in frame(), cut in 1usize..40) {
-        let whole = frame.encode().slice(HEADER_LEN..);
+        let whole = frame.encode().slice(Header::LEN..);
         let kind = FrameKind::new(LINK, frame.operand());
         // These frames end with bytes or rows of any number.
         let is_open = matches!(
@@ -170,7 +170,7 @@ proptest! {
             Ok(LinkFrame::Hello { hello }) if hello.version != VERSION => {}
             Ok(frame) => {
                 // Roles keep undefined bits, so the frame is encoded to the same bytes.
-                prop_assert_eq!(frame.encode().slice(HEADER_LEN..), garbage);
+                prop_assert_eq!(frame.encode().slice(Header::LEN..), garbage);
             }
             Err(fault) => prop_assert!(known || fault == LinkFault::Kind(kind)),
         }

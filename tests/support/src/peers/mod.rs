@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::pki::Identity;
+use ssntp::proto::Operands;
 use ssntp::proto::{
     Command, Event, Exchange, Frame, FrameKind, FrameType, Header, OpenStream, Outputs, Step, Trace,
 };
-use ssntp::proto::{HEADER_LEN, Operands};
 
 use ssntp::server::{Context, Filter, Handler, Request, Rules, SessionInfo};
 use ssntp::transport::Limits;
@@ -178,13 +178,13 @@ fn step(world: &World, peer: &mut Peer, what: u8, other: Uuid, script: &mut Scri
     let mut bytes = frame.encode().to_vec();
     match what % 16 {
         // The payload is damaged.
-        6..=8 if bytes.len() > HEADER_LEN => {
+        6..=8 if bytes.len() > Header::LEN => {
             for damage in script.bytes(3) {
-                let at = HEADER_LEN + usize::from(damage) % (bytes.len() - HEADER_LEN);
+                let at = Header::LEN + usize::from(damage) % (bytes.len() - Header::LEN);
                 bytes[at] ^= damage | 1;
             }
         }
-        9 => bytes[usize::from(script.byte()?) % HEADER_LEN] ^= script.byte()? | 1,
+        9 => bytes[usize::from(script.byte()?) % Header::LEN] ^= script.byte()? | 1,
         10 => bytes = script.bytes(64),
         // A frame that never ends, unless the next one completes it.
         11 => bytes.truncate(usize::from(script.byte()?)),
@@ -193,7 +193,7 @@ fn step(world: &World, peer: &mut Peer, what: u8, other: Uuid, script: &mut Scri
                 .bytes(4)
                 .into_iter()
                 .fold(0, |word, byte| word << 8 | u32::from(byte));
-            bytes[..HEADER_LEN].copy_from_slice(&Header::new(kind, word).encode());
+            bytes[..Header::LEN].copy_from_slice(&Header::new(kind, word).encode());
         }
         13 => {
             peer.finish_if_possible();

@@ -2,8 +2,7 @@
 
 use ssntp::Role;
 use ssntp::proto::{
-    ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, FrameType, HEADER_LEN, Header,
-    Status,
+    ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, FrameType, Header, Status,
 };
 use ssntp_transport::{Halves, Outgoing};
 use uuid::Uuid;
@@ -34,13 +33,13 @@ impl Wire for Ssntp {
             Subject::Bystander => Status::READY.into(),
         };
         to.extend_from_slice(&Frame::with_payload(kind, payload.to_vec()).encode());
-        HEADER_LEN
+        Header::LEN
     }
 
     fn deliveries(&self, bytes: &[u8], each: &mut dyn FnMut(&[u8])) -> Option<usize> {
         let mut at = 0;
         while let Some(header) = bytes.get(at..).and_then(Header::decode) {
-            let start = at + HEADER_LEN;
+            let start = at + Header::LEN;
             let end = start + header.word as usize;
             let Some(payload) = bytes.get(start..end) else {
                 break;

@@ -5,8 +5,7 @@ use std::io::{self, BufRead, Read};
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{
-    self, FieldValue, FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MAX_TRACE_LEN, Part, Status,
-    TRACE_FLAG, TraceParent, annotate,
+    self, FieldValue, FrameKind, FrameType, Header, Part, Status, Trace, TraceParent, annotate,
 };
 
 use super::frame::{Field, Frame, Problem};
@@ -57,16 +56,18 @@ impl<'a> Walk<'a> {
 
     fn frame(&mut self) -> Option<()> {
         let start = self.seen;
-        let bytes = self.read(HEADER_LEN);
+        let bytes = self.read(Header::LEN);
         if let [_, _, frame_type, operand, ..] = *bytes {
             self.frame.kind = Some(FrameKind::new(FrameType(frame_type), operand));
         }
-        let version = bytes.first().map_or(MAJOR, |major| major & !TRACE_FLAG);
-        if version != MAJOR {
+        let version = bytes
+            .first()
+            .map_or(Header::MAJOR, |major| major & !Header::TRACE_FLAG);
+        if version != Header::MAJOR {
             // Another version may have its lengths at other offsets.
             let (fields, _) = annotate(Part::Header, bytes.get(..4).unwrap_or(&bytes));
             self.fields(start, fields);
-            return self.lose(start, format!("major version {version}, not {MAJOR}"));
+            return self.lose(start, format!("major version {version}, not {}", Header::MAJOR));
         }
         self.part(Part::Header, "the input", start, &bytes)?;
         let header = Header::decode(&bytes)?;
@@ -91,7 +92,7 @@ impl<'a> Walk<'a> {
             };
             let length = u32::from_be_bytes(length);
             self.field("trace length", at, 4, json!(length), None);
-            let block = self.announced(at, "trace block", length, MAX_TRACE_LEN)?;
+            let block = self.announced(at, "trace block", length, Trace::MAX_LEN)?;
             let at = self.seen - block.len();
             self.part(Part::Trace, "the trace block", at, &block);
         }
@@ -109,10 +110,10 @@ impl<'a> Walk<'a> {
         let (at, is_answer) = (self.seen, header.kind == Status::CONNECTED);
         let rest = self.read(
             if is_answer {
-                proto::CONNECTED_LEN
+                proto::Connected::LEN
             } else {
-                proto::CONNECT_LEN
-            } - HEADER_LEN,
+                proto::Connect::LEN
+            } - Header::LEN,
         );
         self.part(Part::Handshake(header), "the input", at, &rest)?;
         if is_answer {
