@@ -497,6 +497,10 @@ impl Source for MadeUp {
         tenants()
     }
 
+    fn has_tenant(&self, name: &str) -> Result<bool, String> {
+        Ok(Source::tenants(self)?.iter().any(|tenant| tenant.name == name))
+    }
+
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {
         let rows = self.kept.rows.lock().unwrap();
         let fits = |row: &&Row| {

@@ -86,6 +86,9 @@ pub(crate) trait Source: fmt::Debug + Send + Sync + 'static {
     /// The tenants. Blocks for at most a second.
     fn tenants(&self) -> Listed<TenantEntry>;
 
+    /// True if the scheduler has a tenant of this name now. Blocks for at most five seconds.
+    fn has_tenant(&self, name: &str) -> Result<bool, String>;
+
     /// Rows of the history.
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String>;
 

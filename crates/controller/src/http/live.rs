@@ -15,7 +15,7 @@ use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::store::{Query, StoreError};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
 use ssntp::proto::Outputs;
-use ssntp_payload::{Tenant, TenantAction, TenantEntry, Tenants};
+use ssntp_payload::{Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
 use ssntp_transport::{deadline, left};
 use ssntp_view::{Controller, OutputStream, StreamEvent, StreamRequest, all_pages, incomplete};
 
@@ -76,6 +76,23 @@ impl Source for Live {
 
     fn tenants(&self) -> Listed<TenantEntry> {
         self.tenants.sampled().sample()
+    }
+
+    fn has_tenant(&self, name: &str) -> Result<bool, String> {
+        let question = Tenant {
+            id: new_id(),
+            action: TenantAction::Show,
+            name: name.to_owned(),
+            ..Tenant::default()
+        };
+        let is_answer = |answer: &Tenants| answer.id == question.id;
+        let answer = self.handle.controller().ask(&question, is_answer, ANSWER);
+        let answer = answer.map_err(|e| e.to_string())?;
+        match answer.reason {
+            TenantRefusal::NotRefused => Ok(true),
+            TenantRefusal::NoTenant => Ok(false),
+            _ => Err(answer.detail),
+        }
     }
 
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {

@@ -1,8 +1,9 @@
-//! What the spec of a workload requires of its nodes, and no node has. It is refused before a START could
-//! fail for it.
+//! What the spec of a workload requires, and the cluster does not have: nodes of its kind, a tenant. It is refused
+//! before a START could fail for it.
 
 use ssntp_cluster::Needs;
 use ssntp_http::Refused;
+use ssntp_payload::Start;
 use ssntp_view::{Node, View};
 
 use super::sight::unavailable;
@@ -22,7 +23,9 @@ pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> 
         let is_ignored = !is_known && !spec.start.requirements.labels.is_empty() && !view.heeds_constraints();
         let ignored = || ("constraint", "the scheduler is older and ignores it".to_owned());
         let lacking = needs.and_then(|needs| lacking(&view, &needs));
-        if let Some((key, why)) = lacking.or_else(|| is_ignored.then(ignored)) {
+        let lacking = lacking.or_else(|| is_ignored.then(ignored));
+        let lacking = lacking.or_else(|| (!is_known).then(|| no_tenant(source, &spec.start))?);
+        if let Some((key, why)) = lacking {
             let of = if specs.len() > 1 {
                 format!("{}.", spec.name)
             } else {
@@ -32,6 +35,16 @@ pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> 
         }
     }
     Ok(())
+}
+
+/// The key of a tenant in whose network the scheduler would lease an address, and that it does not have; and the
+/// reason. If the scheduler does not say, the START may still fail.
+fn no_tenant(source: &dyn Source, start: &Start) -> Option<(&'static str, String)> {
+    let (id, networking) = (&start.tenant_uuid, &start.networking);
+    let is_leased = networking.concentrator_uuid.is_empty() && networking.subnet.is_empty();
+    let is_named = !id.is_empty() && id.uuid().is_none() && is_leased;
+    let has_none = is_named && source.has_tenant(id.as_str()) == Ok(false);
+    has_none.then(|| ("tenant", format!("there is no tenant {id:?}")))
 }
 
 /// The first key that no node can satisfy, and the reason.

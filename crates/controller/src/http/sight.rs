@@ -136,6 +136,13 @@ impl Source for Sight {
         ))
     }
 
+    fn has_tenant(&self, name: &str) -> Result<bool, String> {
+        match &self.tenant {
+            Some(own) => Ok(own == name),
+            None => self.source.has_tenant(name),
+        }
+    }
+
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {
         let tenant = self.tenant.clone().or(query.tenant.clone());
         self.source.rows(&Query {

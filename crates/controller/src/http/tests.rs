@@ -325,7 +325,7 @@ fn an_error_names_the_field_and_the_place() {
 }
 
 #[test]
-fn a_spec_that_no_node_can_satisfy_is_refused_with_its_key() {
+fn a_spec_that_the_cluster_cannot_satisfy_is_refused_with_its_key() {
     let put = |rig: &Rig, path: &str, body: &Value| {
         let token = rig.tokens.add("hands", Right::Write, None).unwrap();
         let head =
@@ -378,6 +378,7 @@ fn a_spec_that_no_node_can_satisfy_is_refused_with_its_key() {
             json!(64_001),
             "no node has 64001 MB of memory: the largest has 64000 MB",
         ),
+        ("tenant", json!("red"), "there is no tenant \"red\""),
     ] {
         let refused = json!({"error": why, "at": format!("start.{key}")});
         let one = spec(key, value);
@@ -392,6 +393,7 @@ fn a_spec_that_no_node_can_satisfy_is_refused_with_its_key() {
         ("hostname", json!("RACK1-n02")),
         ("node", json!(made_up::node_uuid(2))),
         ("mem_mb", json!(64_000)),
+        ("tenant", json!("blue")),
     ] {
         let (code, answer) = put(&rig, "/api/v1/workloads/new", &spec(key, value));
         assert_eq!(code, 200, "{key}: {answer}");

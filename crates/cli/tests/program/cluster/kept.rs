@@ -524,7 +524,8 @@ fn a_workload_is_spread_and_leaves_an_evacuated_node_one_instance_after_the_othe
 }
 
 #[test]
-fn a_workload_runs_on_nodes_with_its_labels_and_a_label_that_no_node_has_is_refused_with_its_line() {
+fn a_workload_runs_on_nodes_with_its_labels_and_a_label_or_tenant_that_is_not_there_is_refused_with_its_line()
+{
     let mut cluster = Cluster::new("--state scheduler-state");
     cluster.agent("--label zone=a --label disk=ssd");
     let kept = Kept::with(cluster, 2);
@@ -552,6 +553,14 @@ fn a_workload_runs_on_nodes_with_its_labels_and_a_label_that_no_node_has_is_refu
     let node = nodes.as_array().unwrap().iter().find(of_a).unwrap()["uuid"].clone();
     let instances = kept.instances();
     assert!(instances.iter().all(|one| one["node"] == node), "{instances:#?}");
+    let text = "name: red\ncount: 0\nstart:\n  command: [a]\n  tenant: red\n";
+    fs::write(kept.cluster.path("red.yaml"), text).unwrap();
+    let refused = kept.words(&words("ctl apply -f red.yaml"));
+    let why = "start.tenant: there is no tenant \"red\"";
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains("red.yaml:5:") && refused.stderr.contains(why),
+        "{refused:?}"
+    );
     let start = "ctl start --constraint zone=c --constraint disk=ssd -- sleep 9";
     let refused = kept.words(&words(start));
     let why = "no connected node has the label zone=c";
