@@ -18,7 +18,7 @@ use super::input::Seen;
 use super::observe::{Stranger, failed, is_over};
 use super::plan::{Command, Draft};
 use super::soft::{Soft, Status};
-use crate::model::{Instance, InstanceState, Rollout, RolloutState, Spread, Workload, Write};
+use crate::model::{Instance, InstanceState, Rollout, RolloutState, Spread, Workload, Write, tenant_of};
 
 /// The maximum number of instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
@@ -125,15 +125,21 @@ impl Decider<'_, '_> {
 
     /// The last failed instances of each slot. They stay on their nodes, with their output, so that a
     /// user can see why they failed. An instance with volumes or an address of its own is not kept, because its
-    /// successor needs them.
+    /// successor needs them. Those of a tenant hold addresses of its network, so none is kept while an instance
+    /// of the tenant has no place.
     fn evidence(&self, of_workloads: &BTreeMap<&str, Slots<'_>>) -> BTreeSet<Uuid> {
         let mut evidence = BTreeSet::new();
+        let tenants = self.tenants_without_place(of_workloads);
+        let is_held_back = |workload: &Workload| {
+            let tenant = tenant_of(&workload.spec.start);
+            tenant.is_some_and(|tenant| tenants.contains(&tenant))
+        };
         for workload in self
             .draft
             .state()
             .workloads
             .values()
-            .filter(|workload| !workload.deleting)
+            .filter(|workload| !workload.deleting && !is_held_back(workload))
         {
             let slots = of_workloads.get(workload.name.as_str()).into_iter().flatten();
             for (_, of_slot) in slots.filter(|(slot, _)| **slot <= workload.spec.slots()) {
@@ -147,6 +153,21 @@ impl Decider<'_, '_> {
             }
         }
         evidence
+    }
+
+    /// The tenants with a slot that is empty because the cluster had no place for its instance.
+    fn tenants_without_place(&self, of_workloads: &BTreeMap<&str, Slots<'_>>) -> BTreeSet<String> {
+        let is_empty = |(workload, slot): &(&str, u32)| {
+            let of_slot = of_workloads.get(workload).and_then(|slots| slots.get(slot));
+            !of_slot.is_some_and(|of_slot| of_slot.iter().any(|instance| instance.wanted))
+        };
+        let workloads = &self.draft.state().workloads;
+        let empty = self.soft.without_place().filter(is_empty);
+        let empty = empty.filter_map(|(name, slot)| {
+            let workload = workloads.get(name)?;
+            (slot <= workload.spec.slots()).then(|| tenant_of(&workload.spec.start))?
+        });
+        empty.collect()
     }
 
     /// Deletes an instance that is not wanted, or queries a starting instance that no node lists.

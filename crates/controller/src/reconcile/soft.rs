@@ -98,6 +98,8 @@ struct Slot {
     not_before: Duration,
     /// True if the workload caused the failure, false if the cluster had no place for the instance.
     is_its_fault: bool,
+    /// True if the START was refused for that, false if an instance is gone from its node.
+    had_no_place: bool,
 }
 
 /// The progress of the roll-out of a version: the number of available instances, and the time since
@@ -263,6 +265,12 @@ impl Soft {
         (failed.not_before <= now.elapsed).then_some(failed.attempt)
     }
 
+    /// The slots, each with the name of its workload, for whose last instance the cluster had no place.
+    pub(super) fn without_place(&self) -> impl Iterator<Item = (&str, u32)> {
+        let slots = self.slots.iter().filter(|(_, failed)| failed.had_no_place);
+        slots.map(|((workload, slot), _)| (workload.as_str(), *slot))
+    }
+
     /// The time since which the roll-out of a version has made no progress.
     pub(super) fn stuck_for(&self, workload: &str, version: u64, now: Now) -> Option<Duration> {
         let progress = self.progress.get(workload)?;
@@ -320,6 +328,7 @@ impl Soft {
             attempt: before.saturating_add(1),
             not_before: now.elapsed + pause,
             is_its_fault,
+            had_no_place: !is_its_fault && instance.state == InstanceState::Starting,
         };
         self.slots
             .insert((instance.workload.clone(), instance.slot), slot);

@@ -220,6 +220,45 @@ fn the_last_three_failed_instances_of_a_slot_stay_on_their_node() {
     assert!(bench.seen.instances.is_empty());
 }
 
+/// A tenant's network may have five addresses.
+#[test]
+fn failed_instances_of_a_tenant_give_their_addresses_back_if_there_is_no_place_for_the_next_one() {
+    let mut bench = Bench::new();
+    let mut spec = quick("a");
+    spec["start"]["tenant"] = "blue".into();
+    bench.apply(spec);
+    for _ in 0..3 {
+        bench.settle();
+        bench.fail("a");
+        bench.settle();
+        bench.wait(300);
+    }
+    bench.obeys = false;
+    let commands = bench.settle();
+    let [Command::Start(payload)] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!(bench.seen.instances.len(), 3, "the failed ones stay");
+    bench.obeys = true;
+    let full = Answer::NotStarted {
+        why: "no address of 10.0.0.0/29 is free".to_owned(),
+        is_its_fault: false,
+    };
+    bench.core.handle_answer(payload.start.instance_uuid, full);
+    let commands = bench.settle();
+    let deletes = commands.iter().filter(|it| matches!(it, Command::Delete { .. }));
+    assert_eq!(deletes.count(), 3, "{commands:?}");
+    assert!(bench.seen.instances.is_empty());
+    // Failures that follow are evidence again.
+    bench.wait(300);
+    bench.settle();
+    bench.fail("a");
+    bench.settle();
+    bench.wait(300);
+    bench.settle();
+    assert_eq!(bench.seen.instances.len(), 2);
+}
+
 #[test]
 fn an_address_of_its_own_is_free_before_the_successor_starts() {
     let mut bench = Bench::new();
