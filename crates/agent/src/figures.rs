@@ -39,6 +39,8 @@ pub struct AgentFigures {
     pub tunnels: usize,
     /// The keys of the tunnels that are down.
     pub tunnels_down: Vec<u32>,
+    /// The number of faults of tenants' networks that the last measurement has found. The log names them.
+    pub network_faults: usize,
 }
 
 /// The limits of a node.

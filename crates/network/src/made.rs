@@ -21,8 +21,25 @@ pub(super) struct Made {
     /// The digest of the filter as the agent has made it; `None` if it has changed the filter since it has
     /// read it last.
     pub(super) digest: Option<u64>,
-    /// The settings of the host that hinder tenants, as they were read last.
-    hindrances: Vec<String>,
+    /// The settings of the host that hinder tenants.
+    pub(super) hindrances: Told,
+    /// What was broken at the last measurement.
+    pub(super) faults: Told,
+}
+
+/// Texts that hold for some time. Each is told when it begins, and not again while it holds.
+#[derive(Debug, Default)]
+pub(super) struct Told(Vec<String>);
+
+impl Told {
+    /// Notes the texts that hold now. Returns those that did not before, and those that no longer do.
+    pub(super) fn note(&mut self, now: Vec<String>) -> (Vec<String>, Vec<String>) {
+        let before = std::mem::replace(&mut self.0, now);
+        let begun = self.0.iter().filter(|it| !before.contains(it)).cloned();
+        let begun = begun.collect();
+        let is_over = |it: &String| !self.0.contains(it);
+        (begun, before.into_iter().filter(is_over).collect())
+    }
 }
 
 /// A concentrator on this node.
@@ -183,13 +200,6 @@ impl Made {
         Some((net, port, is_last))
     }
 
-    /// Notes the settings of the host that hinder tenants now. Returns those that did not before.
-    pub(super) fn note_hindrances(&mut self, now: Vec<String>) -> Vec<String> {
-        let before = std::mem::replace(&mut self.hindrances, now);
-        let new = self.hindrances.iter().filter(|it| !before.contains(it));
-        new.cloned().collect()
-    }
-
     /// The elements of the filter's set for all ports.
     pub(super) fn elements(&self) -> impl Iterator<Item = String> {
         let ports = self.nets.values().flat_map(|net| &net.ports);
@@ -252,16 +262,22 @@ mod tests {
     use super::*;
     use ssntp_agent::network::Attachment;
 
-    /// The programs of containers turn some on long after the agent has started.
+    /// The programs of containers turn some settings on long after the agent has started.
     #[test]
-    fn a_setting_that_hinders_tenants_is_told_each_time_that_it_begins() {
-        let mut made = Made::default();
-        let mut told = |now: &[&str]| made.note_hindrances(now.iter().map(|it| (*it).to_owned()).collect());
-        assert_eq!(told(&[]), Vec::<String>::new());
-        assert_eq!(told(&["a"]), ["a"]);
-        assert_eq!(told(&["a", "b"]), ["b"]);
-        assert!(told(&["a"]).is_empty() && told(&[]).is_empty());
-        assert_eq!(told(&["a"]), ["a"]);
+    fn what_hinders_tenants_is_told_each_time_that_it_begins_and_once_when_it_is_over() {
+        let texts = |all: &[&str]| -> Vec<String> { all.iter().map(|it| (*it).to_owned()).collect() };
+        let mut told = Told::default();
+        for (now, begun, over) in [
+            (&[][..], &[][..], &[][..]),
+            (&["a"], &["a"], &[]),
+            (&["a", "b"], &["b"], &[]),
+            (&["a"], &[], &["b"]),
+            (&["a"], &[], &[]),
+            (&[], &[], &["a"]),
+            (&["a"], &["a"], &[]),
+        ] {
+            assert_eq!(told.note(texts(now)), (texts(begun), texts(over)), "{now:?}");
+        }
     }
 
     #[test]

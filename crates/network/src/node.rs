@@ -7,6 +7,7 @@ use std::iter;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ipnet::Ipv4Net;
 use log::{debug, info, warn};
@@ -57,6 +58,8 @@ struct Inspection {
     links: Vec<Link>,
     /// The names of the links that were wrong or missing.
     broken: BTreeSet<String>,
+    /// What was broken, for the log.
+    faults: Vec<String>,
 }
 
 /// The networks of the tenants of a node.
@@ -68,6 +71,8 @@ pub struct Networks {
     underlay: Underlay,
     config: NetworkConfig,
     made: Mutex<Made>,
+    /// The number of faults that the last measurement has found.
+    faults: AtomicUsize,
 }
 
 impl Networks {
@@ -80,6 +85,7 @@ impl Networks {
             underlay: Underlay::find(&config.underlay)?,
             config,
             made: Mutex::default(),
+            faults: AtomicUsize::new(0),
         };
         let may = tools::nft_check(&network.table(&Made::default()));
         may.map_err(|why| format!("tenants' networks need CAP_NET_ADMIN, ip and nft: {why}"))?;
@@ -224,14 +230,16 @@ impl Networks {
 
     /// Sets the addresses and routes of the concentrators again, and makes interfaces again that are gone:
     /// the kernel removes them with the underlay's own interface.
-    fn mend_concentrators(&self, made: &Made) {
+    fn mend_concentrators(&self, made: &Made, faults: &mut Vec<String>) {
         for (instance, concentrator) in &made.concentrators {
             let Err(why) = self.configure_concentrator(concentrator) else {
                 continue;
             };
-            warn!("concentrator {instance}: its interface is made again: {why}");
+            faults.push(format!("concentrator {instance} has lost its interface: {why}"));
             if let Err(why) = self.join(*instance, concentrator) {
-                warn!("concentrator {instance}: its interface cannot be made again: {why}");
+                faults.push(format!(
+                    "concentrator {instance}: its interface cannot be made again: {why}"
+                ));
             }
         }
     }
@@ -284,7 +292,11 @@ impl Networks {
         if let Err(why) = self.hold_port() {
             warn!("tenants' networks: {why}");
         }
-        self.settle(&made, &links()?);
+        let mut faults = Vec::new();
+        self.settle(&made, &links()?, &mut faults);
+        for why in faults {
+            warn!("tenants' networks: {why}");
+        }
         Ok(())
     }
 
@@ -303,15 +315,27 @@ impl Networks {
 
     /// The state and the counters of each tunnel. Links and filters that were deleted or changed are
     /// made again. The tunnel of such a link counts as down this time. All tunnels are down if the
-    /// kernel can't be read, or if the underlay is down or gone.
+    /// kernel can't be read, or if the underlay is down or gone. A fault is logged when it begins and when it
+    /// is mended.
     pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
         let mut made = locked(&self.made);
         let mut inspection = Inspection::default();
         let inspected = self.inspect(&mut made, &mut inspection);
-        if let Err(why) = &inspected {
+        let Inspection {
+            drops,
+            links,
+            broken,
+            mut faults,
+        } = inspection;
+        faults.extend(inspected.as_ref().err().cloned());
+        self.faults.store(faults.len(), Ordering::Relaxed);
+        let (begun, mended) = made.faults.note(faults);
+        for why in begun {
             warn!("tenants' networks: {why}");
         }
-        let Inspection { drops, links, broken } = inspection;
+        for what in mended {
+            info!("tenants' networks: mended: {what}");
+        }
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = tunnel_name(*key);
             let stats = links.iter().find(|link| link.ifname == tunnel);
@@ -335,17 +359,22 @@ impl Networks {
         made.nets.iter().map(of_net).collect()
     }
 
+    /// The number of faults that the last call of [`tunnels`](Self::tunnels) has found.
+    pub(crate) fn faults(&self) -> usize {
+        self.faults.load(Ordering::Relaxed)
+    }
+
     /// Reads the state of the kernel, and makes again the filters and links that are wrong or
     /// missing. After an error, `found` has the part that was read.
     fn inspect(&self, made: &mut Made, found: &mut Inspection) -> Result<(), String> {
-        found.drops = self.keep_filter(made)?;
+        found.drops = self.keep_filter(made, &mut found.faults)?;
         found.links = links()?;
-        found.broken = self.settle(made, &found.links);
-        for why in made.note_hindrances(self.hindrances()) {
+        found.broken = self.settle(made, &found.links, &mut found.faults);
+        for why in made.hindrances.note(self.hindrances()).0 {
             warn!("tenants' networks: {why}");
         }
         self.check_underlay()?;
-        self.mend_concentrators(made);
+        self.mend_concentrators(made, &mut found.faults);
         self.hold_port()
     }
 
@@ -380,7 +409,11 @@ impl Networks {
 
     /// Makes the filter again if it was changed, as by a reload of the host's own rules. Returns the
     /// number of dropped packets of each port.
-    fn keep_filter(&self, made: &mut Made) -> Result<BTreeMap<String, u64>, String> {
+    fn keep_filter(
+        &self,
+        made: &mut Made,
+        faults: &mut Vec<String>,
+    ) -> Result<BTreeMap<String, u64>, String> {
         let elements = made.elements().count() + made.machines().count() + made.nets.len();
         match Filter::read() {
             Ok(filter)
@@ -392,7 +425,7 @@ impl Networks {
             }
             read => {
                 let why = read.err().unwrap_or_else(|| "they were changed".into());
-                warn!("tenants' networks: the filters are made again: {why}");
+                faults.push(format!("the filters were wrong: {why}"));
                 self.make_filter(made)?;
                 Ok(BTreeMap::new())
             }
@@ -401,7 +434,7 @@ impl Networks {
 
     /// Deletes links that are not needed or that are wrong, and makes missing links. Returns the
     /// names of the links that were missing or wrong.
-    fn settle(&self, made: &Made, links: &[Link]) -> BTreeSet<String> {
+    fn settle(&self, made: &Made, links: &[Link], faults: &mut Vec<String>) -> BTreeSet<String> {
         let mut parts = made.parts();
         // Concentrators with a macvlan interface have no port on this host.
         parts.retain(|_, part| self.underlay.is_bridge || !matches!(part, Part::Concentrator));
@@ -431,14 +464,12 @@ impl Networks {
         let broken: BTreeSet<_> = parts.into_keys().collect();
         // A link that cannot be made, as the tap of a running machine, stays missing at each repair.
         if !batch.is_empty() {
-            info!("tenants' networks: these links are missing or wrong: {broken:?}");
+            faults.push(format!("these links are missing or wrong: {broken:?}"));
         }
         // An error for one link, as that of a process that ends just now, does not affect the others.
         let batched = tools::anyway("ip", &batch);
         let configured = broken_ports.into_iter().map(|(port, net)| configure(port, net));
-        for why in iter::once(batched).chain(configured).filter_map(Result::err) {
-            warn!("tenants' networks: {why}");
-        }
+        faults.extend(iter::once(batched).chain(configured).filter_map(Result::err));
         broken
     }
 

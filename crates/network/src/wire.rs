@@ -47,6 +47,10 @@ impl Network for Networks {
         self.renew_concentrators(place);
         Networks::tunnels(self)
     }
+
+    fn faults(&self) -> usize {
+        Networks::faults(self)
+    }
 }
 
 /// The network of an instance that is being launched.

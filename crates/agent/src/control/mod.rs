@@ -276,6 +276,11 @@ impl Control {
             frames_held: self.outputs.parked(),
             tunnels: self.tunnels.len(),
             tunnels_down: self.tunnels.iter().filter(|t| !t.up).map(|t| t.key).collect(),
+            network_faults: self
+                .settings
+                .network
+                .as_ref()
+                .map_or(0, |network| network.faults()),
         }
     }
 

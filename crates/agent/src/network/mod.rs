@@ -26,8 +26,8 @@ pub const RESOLVER: &str = "resolv.conf";
 /// Sets up the networks of the tenants on a node.
 ///
 /// # Threads
-/// The agent's workers call it, several at the same time. Only [`address`](Self::address) and
-/// [`check`](Self::check) are called on the agent's own thread; they must not block.
+/// The agent's workers call it, several at the same time. Only [`address`](Self::address),
+/// [`check`](Self::check) and [`faults`](Self::faults) are called on the agent's own thread; they must not block.
 pub trait Network: Send + Sync + fmt::Debug {
     /// The address at which the tunnels of this node begin.
     fn address(&self) -> Ipv4Addr;
@@ -54,6 +54,10 @@ pub trait Network: Send + Sync + fmt::Debug {
     /// The state and the counters of each tunnel. Also repairs what is missing, and replaces the
     /// copies of files of concentrators, whose directories `place` names.
     fn tunnels(&self, place: &dyn Fn(Uuid) -> PathBuf) -> Vec<TunnelStats>;
+
+    /// The number of faults that the last call of [`tunnels`](Self::tunnels) has found, such as an underlay that
+    /// is down.
+    fn faults(&self) -> usize;
 }
 
 /// Connects an instance that is being launched to its network. The driver makes the network

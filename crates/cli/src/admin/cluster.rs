@@ -118,6 +118,8 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
     gauge("ssntp_scheduler_streams", "Log streams that are open.", |f| one(f.streams)),
     gauge("ssntp_scheduler_moving_instances", "Instances that are being moved.", |f| one(f.moving)),
     gauge("ssntp_scheduler_controllers", "Controllers that are connected.", |f| one(f.controllers)),
+    gauge("ssntp_scheduler_unclaimed_addresses", "Addresses of tenants whose instances neither a node nor a START has.",
+        |f| one(f.unclaimed_addresses)),
     gauge("ssntp_scheduler_concentrators", "Concentrators that have announced themselves.", |f| one(f.concentrators)),
     counter("ssntp_scheduler_streams_opened_total", "Log streams that were opened.", |f| one(f.streams_opened)),
     counter("ssntp_scheduler_moved_instances_total", "Instances whose START was sent to another node.",
@@ -173,6 +175,7 @@ const AGENT: &[Metric<AgentFigures>] = &[
         |f| outcomes(f.starts, &f.failures)),
     gauge("ssntp_agent_tunnels", "Tunnels of tenants' networks.", |f| one(f.tunnels)),
     gauge("ssntp_agent_tunnels_down", "Tunnels of tenants' networks that carry no packets.", |f| one(f.tunnels_down.len())),
+    gauge("ssntp_agent_network_faults", "Faults of tenants' networks at the last measurement.", |f| one(f.network_faults)),
     gauge("ssntp_agent_unsaved_records", "Records of instances and of the node that could not be written.", |f| one(f.unsaved)),
     gauge("ssntp_agent_held_frames", "Frames that wait for a session or for room in its queue.", |f| one(f.frames_held)),
 ];

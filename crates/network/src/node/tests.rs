@@ -255,10 +255,19 @@ fn links_that_break_while_the_agent_runs_are_made_again() {
             assert_eq!(up(&networks).len(), 2);
             assert!(is_whole(), "{words}");
         }
+        assert_eq!(networks.faults(), 1, "what was mended counts once more");
+        assert_eq!((up(&networks).len(), networks.faults()), (2, 0));
         bridge("link set u0 down");
-        assert_eq!(up(&networks), [(1, false), (2, false)]);
+        for _ in 0..2 {
+            assert_eq!(up(&networks), [(1, false), (2, false)]);
+            assert_eq!(networks.faults(), 1);
+            // It is logged once.
+            let why = vec!["the underlay u0 is down".to_owned()];
+            assert_eq!(locked(&networks.made).faults.note(why), (vec![], vec![]));
+        }
         bridge("link set u0 up");
         assert_eq!(up(&networks), [(1, true), (2, true)]);
+        assert_eq!(networks.faults(), 0);
         // After the end of a process its port is not missing.
         drop(processes);
         assert_eq!(up(&networks), [(1, true), (2, true)]);
@@ -417,7 +426,7 @@ fn a_thousand_tenants_are_made_and_removed() {
             let added = made.add(uuid(key), &port(&networks, key), End::Machine(0));
             assert_eq!(added, Ok(true));
         }
-        assert_eq!(networks.settle(&made, &[]).len(), 3000);
+        assert_eq!(networks.settle(&made, &[], &mut Vec::new()).len(), 3000);
         drop(made);
         assert_eq!(names().len(), 2000);
         networks.restore(&[]).unwrap();
@@ -484,7 +493,7 @@ fn only_a_concentrator_on_a_bridge_has_a_port_on_its_host() {
                 .attach_underlay(uuid(1), &interface, &process.namespace())
                 .unwrap();
             assert_eq!(names().len(), ports);
-            let missing = networks.settle(&locked(&networks.made), &links().unwrap());
+            let missing = networks.settle(&locked(&networks.made), &links().unwrap(), &mut Vec::new());
             assert_eq!(missing, BTreeSet::new());
             networks.detach(uuid(1));
         }

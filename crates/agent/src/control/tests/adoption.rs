@@ -411,6 +411,10 @@ impl Network for Noted {
     fn tunnels(&self, _: &dyn Fn(Uuid) -> PathBuf) -> Vec<TunnelStats> {
         Vec::new()
     }
+
+    fn faults(&self) -> usize {
+        0
+    }
 }
 
 /// The program that has the number of its process today would get the address of a tenant.
