@@ -459,6 +459,24 @@ fn a_start_waits_for_the_first_node_and_prints_a_note() {
 }
 
 #[test]
+fn deleting_all_instances_leaves_concentrators_alone() {
+    let mut cluster = Cluster::with_agents(1);
+    cluster.netagent("");
+    cluster.controller_sees(2);
+    let cnci = cluster.start_cnci(Uuid::new_v4(), "10.0.0.33");
+    let instance = cluster.start("");
+    let deleted = cluster.done("delete --all");
+    assert!(
+        deleted.lines().count() == 1 && deleted.contains(&instance.to_string()),
+        "{deleted}"
+    );
+    assert_eq!(cluster.done("delete --all"), "");
+    let left: Vec<Value> = serde_json::from_str(&cluster.done("instances --json")).unwrap();
+    assert_eq!((left.len(), &left[0]["uuid"]), (1, &cnci.to_string().into()));
+    assert_eq!(listed(&cluster)[0]["uuid"], cnci.to_string());
+}
+
+#[test]
 fn all_instances_are_deleted_at_once() {
     let cluster = Cluster::with_agents(2);
     cluster.done("start --count 3 --mem 16 -- sleep 1000");
