@@ -129,12 +129,10 @@ impl View {
         self.snapshot.is_some()
     }
 
-    /// True if the scheduler is known to place no START on a node that lacks the labels in its requirements.
-    /// Older schedulers ignore them.
-    pub fn heeds_constraints(&self) -> bool {
-        self.snapshot
-            .as_ref()
-            .is_some_and(|snapshot| snapshot.constraints)
+    /// True if the scheduler places no START on a node that lacks the labels in its requirements. Older
+    /// schedulers ignore them. `None` before the scheduler has sent its whole snapshot, which tells it.
+    pub fn heeds_constraints(&self) -> Option<bool> {
+        self.snapshot.as_ref().map(|snapshot| snapshot.constraints)
     }
 
     /// True if the scheduler has sent its whole snapshot, and each connected node has sent STATS.

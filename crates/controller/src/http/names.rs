@@ -20,7 +20,9 @@ pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> 
         let is_known = templates.any(|version| version.template == spec.template());
         // A spec whose numbers are invalid is refused for them.
         let needs = Needs::of(&spec.start).ok().filter(|_| !is_known);
-        let is_ignored = !is_known && !spec.start.requirements.labels.is_empty() && !view.heeds_constraints();
+        let is_ignored = !is_known
+            && !spec.start.requirements.labels.is_empty()
+            && view.heeds_constraints() == Some(false);
         let ignored = || ("constraint", "the scheduler is older and ignores it".to_owned());
         let lacking = needs.and_then(|needs| lacking(&view, &needs));
         let lacking = lacking.or_else(|| is_ignored.then(ignored));

@@ -628,3 +628,18 @@ fn unknown_nodes_are_bounded() {
     assert_eq!((view.nodes().count(), view.instances().count()), (MAX_NODES, 0));
     assert!(!take(&mut view, &stats(Uuid::from_u128(1), &[])).is_empty());
 }
+
+#[test]
+fn before_the_snapshot_it_is_not_known_whether_the_scheduler_heeds_constraints() {
+    let mut view = View::default();
+    view.connected(None);
+    assert_eq!(view.heeds_constraints(), None);
+    for constraints in [false, true] {
+        let snapshot = SnapshotComplete {
+            constraints,
+            ..SnapshotComplete::default()
+        };
+        take(&mut view, &snapshot);
+        assert_eq!(view.heeds_constraints(), Some(constraints));
+    }
+}

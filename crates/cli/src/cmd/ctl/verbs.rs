@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::moves::{Moves, drain};
 use super::options::Options;
-use super::session::Session;
+use super::session::{POLL, Session};
 use super::tenant;
 use super::workload::WorkloadArgs;
 use crate::choice::{Choices, one_of};
@@ -86,8 +86,16 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     let has_constraint = starts
         .iter()
         .any(|start| !start.start.requirements.labels.is_empty());
-    if has_constraint && !session.controller.look(ssntp_view::View::heeds_constraints) {
-        return Err(Failure::new("the scheduler is older and ignores constraints"));
+    if has_constraint {
+        let heeds = || Ok(session.controller.look(View::heeds_constraints));
+        match stop.poll(POLL, session.limit, heeds)? {
+            Some(true) => {}
+            Some(false) => return Err(Failure::new("the scheduler is older and ignores constraints")),
+            None => {
+                let why = "the scheduler has not reported all nodes, so it is not known whether it heeds constraints";
+                return Err(Failure::new(why).with_advice("try again"));
+            }
+        }
     }
     let send = |start: &StartPayload| session.controller.start_workload(start).map(Some);
     session.send_each(&starts, send, args.waiting.wait())
