@@ -280,22 +280,27 @@ pub(super) fn revoke(options: &Options, stop: &Stop, named: &NamedClient) -> Res
     let text = format_args!("{uuid}: {count} certificate(s) revoked");
     // The holder of the node may know a token for several nodes. The certificates are revoked even if the
     // tokens cannot be read.
-    let mut left = all_tokens(&session).unwrap_or_else(|why| {
+    let all = all_tokens(&session).map_err(|why| {
         note(format_args!(
             "ssntp: the tokens with which nodes still join cannot be read: {why}"
         ));
-        Vec::new()
     });
-    left.retain(|token| token.uses_left > 0 && answer.entries.iter().any(|one| one.token == token.id));
-    let tokens: Vec<_> = left.iter().map(|token| &token.id).collect();
+    let tokens = tokens_left(all.ok(), &answer.entries);
     let value = json!({"uuid": uuid.as_str(), "serials": serials, "tokens_left": tokens});
     print_either(options.json, value, text)?;
-    for token in tokens.iter().filter(|_| !options.json) {
+    for token in tokens.iter().flatten().filter(|_| !options.json) {
         note(format_args!(
             "ssntp: nodes still join with the token that it used: `ssntp token remove {token}` ends that"
         ));
     }
     Ok(())
+}
+
+/// The tokens of certificates with which nodes still join. `None` if the tokens are unknown, which is null for a
+/// script.
+fn tokens_left(all: Option<Vec<TokenEntry>>, of: &[NodeCertificate]) -> Option<Vec<String>> {
+    let is_left = |token: &TokenEntry| token.uses_left > 0 && of.iter().any(|one| one.token == token.id);
+    Some(all?.into_iter().filter(is_left).map(|token| token.id).collect())
 }
 
 #[rustfmt::skip] // A table: one row a column.
@@ -335,4 +340,26 @@ fn certificate(one: &NodeCertificate) -> Value {
 /// A second since 1970, in UTC.
 fn time(seconds: u64) -> String {
     timestamp::format(seconds.saturating_mul(1_000_000_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_left_if_a_revoked_certificate_has_used_it_and_it_has_uses() {
+        let token = |id: &str, uses_left| TokenEntry {
+            id: id.to_owned(),
+            uses_left,
+            ..TokenEntry::default()
+        };
+        let certificate = |token: &str| NodeCertificate {
+            token: token.to_owned(),
+            ..NodeCertificate::default()
+        };
+        let all = vec![token("a", 1), token("b", 0), token("c", 1)];
+        let of = [certificate("a"), certificate("b")];
+        assert_eq!(json!(tokens_left(Some(all), &of)), json!(["a"]));
+        assert_eq!(json!(tokens_left(None, &of)), Value::Null);
+    }
 }
