@@ -106,9 +106,10 @@ impl<'a> Api<'a> {
         let Response { code, body, .. } = answer.map_err(without_answer)?;
         let value = serde_json::from_slice(&body);
         match code {
-            200..300 => value
-                .map(Ok)
-                .map_err(|e| self.failed(format_args!("this is not the answer of a controller: {e}"))),
+            200..300 => value.map(Ok).map_err(|e| {
+                let why = format_args!("this is not the answer of a controller: {e}");
+                without_answer(self.failed(why))
+            }),
             _ => {
                 let value = value.unwrap_or_default();
                 let mut refusal = refused(code, &value, &body);

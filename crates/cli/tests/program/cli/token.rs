@@ -83,6 +83,7 @@ fn the_page_of_a_proxy_that_has_got_no_answer_is_no_refusal() {
             (504, "<html>"),
             (504, "<html>"),
             (400, "<html>"),
+            (200, "<html>"),
             (503, r#"{"error": "busy"}"#),
         ] {
             let (mut client, _) = proxy.accept().unwrap();
@@ -100,6 +101,7 @@ fn the_page_of_a_proxy_that_has_got_no_answer_is_no_refusal() {
         ("remove web", true),
         ("get web", false),
         ("remove web", false),
+        ("remove web", true),
         ("remove web", false),
     ] {
         let (code, text) = ssntp(directory.path(), &format!("ctl {command} --http {at}"));
