@@ -264,10 +264,15 @@ impl<'a> Session<'a> {
 
     /// Blocks until an order is executed, and reports only a failure.
     pub(super) fn settle(&self, order: Order) -> Result<(), Failure> {
-        self.each(vec![order], &mut |_, settled| match settled {
+        let left = self.each(vec![order], &mut |_, settled| match settled {
             Ok(_) => Ok(()),
             Err(e) => Err(Failure::new(e)),
-        })
+        })?;
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(self.stop.interrupted())
+        }
     }
 
     /// Blocks until all orders have a result, and prints each result; with --no-wait, blocks until the
@@ -284,7 +289,12 @@ impl<'a> Session<'a> {
             }
             self.report(order, settled)
         };
-        self.each(orders, &mut report)?;
+        let left = self.each(orders, &mut report)?;
+        if !left.is_empty() {
+            // Without their names, nobody could look what has become of them.
+            self.print_sent(&left)?;
+            return Err(self.stop.interrupted());
+        }
         match failed.as_slice() {
             [] => Ok(()),
             [only] if total == 1 => Err(Failure::new(only)),
@@ -300,12 +310,12 @@ impl<'a> Session<'a> {
 
     /// Blocks until all orders have a result, and calls `report` with each. If the user gave no time
     /// limit, the wait for a START continues while its node works on it, because the scheduler then
-    /// reports its result.
+    /// reports its result. Returns the orders without a result, if a signal has come.
     fn each(
         &self,
         mut orders: Vec<Order>,
         report: &mut impl FnMut(&Order, &Result<Shown, OrderError>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    ) -> Result<Vec<Order>, Failure> {
         let changes = self.controller.subscribe();
         let tick = crossbeam_channel::tick(POLL);
         let mut progress = Progress::new();
@@ -322,7 +332,7 @@ impl<'a> Session<'a> {
             }
             orders = waiting;
             if orders.is_empty() {
-                return Ok(());
+                return Ok(orders);
             }
             progress.note(|| match orders.as_slice() {
                 [order] if total == 1 => order.progress(),
@@ -333,7 +343,7 @@ impl<'a> Session<'a> {
                 recv(changes) -> _ => while changes.try_recv().is_ok() {},
                 // An order that is lost with its session makes no change, so the orders are polled.
                 recv(tick) -> _ => {},
-                recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
+                recv(self.stop.channel()) -> _ => return Ok(orders),
                 recv(timeout) -> _ => {
                     let may_continue = !self.is_strict && now() < last;
                     let continues = |order: &Order| may_continue && order.is_progressing();
@@ -361,8 +371,17 @@ impl<'a> Session<'a> {
     /// Blocks until the commands are sent.
     fn send(&self, orders: &[Order]) -> Result<(), Failure> {
         let sent = || Ok(self.controller.flush(POLL).then_some(()));
-        let sent = self.stop.poll(Duration::ZERO, SENDING, sent)?;
-        sent.ok_or_else(|| Failure::new("the scheduler does not receive the commands"))?;
+        let sent = self.stop.poll(Duration::ZERO, SENDING, sent);
+        if matches!(sent, Ok(None)) {
+            return Err(Failure::new("the scheduler does not receive the commands"));
+        }
+        // Also after a signal, because they may be carried out.
+        self.print_sent(orders)?;
+        sent.map(drop)
+    }
+
+    /// Prints what the commands are about.
+    fn print_sent(&self, orders: &[Order]) -> Result<(), Failure> {
         let mut output = Output::lock();
         for order in orders {
             match order.subject() {

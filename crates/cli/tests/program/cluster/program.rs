@@ -125,6 +125,16 @@ fn a_signal_ends_the_wait_for_an_instance() {
         "ctl",
     );
     process.handles_signals();
+    until("both STARTs are sent", || {
+        let sessions = cluster.done("sessions --role controller --json");
+        let sessions: Vec<serde_json::Value> = serde_json::from_str(&sessions).unwrap();
+        let has_sent = |one: &serde_json::Value| one["frames_received"].as_u64() >= Some(2);
+        sessions
+            .iter()
+            .any(has_sent)
+            .then_some(())
+            .ok_or(format!("{sessions:?}"))
+    });
     process.signal(Signal::INT);
     let ended = process.end();
     assert_eq!(
@@ -133,6 +143,10 @@ fn a_signal_ends_the_wait_for_an_instance() {
         "the outcome of the command is not known: {}",
         process.log()
     );
+    // They may run later, so the user gets their names.
+    for _ in 0..2 {
+        process.line().parse::<uuid::Uuid>().unwrap();
+    }
     cluster.signal_node(node, Signal::CONT);
 }
 
