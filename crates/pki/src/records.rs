@@ -105,8 +105,8 @@ impl EnrolmentRecords {
     }
 
     /// Gives a node the certificate for its token. A node that lost the answer asks again with the same key, and gets
-    /// the same certificate; if another issuer has signed that, it gets one of this issuer for the same UUID. In both
-    /// cases the token counts once.
+    /// the same certificate. If another issuer has signed that, or its chain was dropped, the node gets another one for
+    /// the same UUID. The token counts once.
     ///
     /// # Errors
     /// The reason why it gets none; nothing is changed then.
@@ -118,8 +118,7 @@ impl EnrolmentRecords {
     ) -> Result<Enrolled, JoinRefusal> {
         let token = self.tokens.get_mut(&request.id).ok_or(JoinRefusal::Proof)?;
         let its = self.certificates.iter();
-        let its =
-            its.filter(|one| one.token == request.id && one.key == signing.digest() && !one.chain.is_empty());
+        let its = its.filter(|one| one.token == request.id && one.key == signing.digest());
         let before = its.clone().next();
         token.decide(request, before, now)?;
         if its.clone().any(|one| self.revoked.contains_key(&one.serial)) {
@@ -127,6 +126,10 @@ impl EnrolmentRecords {
         }
         if let Some(again) = its.clone().find(|one| issuer.has_issued(one)) {
             return Ok(again.clone());
+        }
+        // Otherwise one node could fill the records.
+        if its.count() >= MAX_OF_NODE {
+            return Err(JoinRefusal::Used);
         }
         let uuid = before.map(|before| before.uuid).or(token.uuid);
         let mut enrolled = issuer.issue(
@@ -370,11 +373,20 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_whose_answer_was_forgotten_is_not_given_again() {
+    fn a_node_whose_chain_was_dropped_gets_another_certificate_for_its_uuid_but_not_any_number() {
         let mut desk = Desk::new(1, None);
         let one = key();
-        desk.join(&one).unwrap();
+        let first = desk.join(&one).unwrap();
         assert!(desk.records.drop_a_chain() && !desk.records.drop_a_chain());
+        let second = desk.join(&one).unwrap();
+        assert_ne!(first.serial, second.serial);
+        assert_eq!((first.uuid, desk.uses_left()), (second.uuid, 0));
+        assert_eq!(desk.join(&key()), Err(JoinRefusal::Used));
+        while desk.join(&one).is_ok() {
+            desk.records.drop_a_chain();
+        }
+        assert_eq!(desk.records.certificates(0).count(), MAX_OF_NODE);
+        desk.records.revoke(first.uuid);
         assert_eq!(desk.join(&one), Err(JoinRefusal::Used));
     }
 
