@@ -327,7 +327,12 @@ fn claim(path: &Path, force: bool, exists: &str) -> Result<(), Failure> {
     if force {
         return Ok(());
     }
+    let is_empty = || fs::metadata(path).is_ok_and(|file| file.len() == 0);
     File::create_new(path).map(drop).map_err(|e| match e.kind() {
+        ErrorKind::AlreadyExists if is_empty() => Failure::at(
+            path,
+            "is empty, as a command that was killed leaves it; --force replaces it",
+        ),
         ErrorKind::AlreadyExists => Failure::at(path, exists),
         _ => Failure::at(path, e),
     })

@@ -315,6 +315,11 @@ fn a_certificate_and_its_uuid_are_replaced_only_by_force() {
     let sign = format!("cert sign --dir pki --role agent --name node --uuid {uuid} node.csr");
     refused(&sign, "it also holds a private key");
     assert_eq!(fs::read(at.join("pki/node.pem")).unwrap(), issued);
+    // A command that was killed has left an empty file, which holds no certificate to renew.
+    fs::write(at.join("pki/other.pem"), "").unwrap();
+    let other = "cert issue --dir pki --role agent --name other";
+    refused(other, "is empty");
+    succeed(at, &format!("{other} --force"));
     succeed(at, &format!("{sign} --force"));
     succeed(at, &format!("{issue} --force"));
     let replaced = Identity::load(at.join("pki/node.pem")).unwrap();
