@@ -41,7 +41,7 @@ use super::guard::guard;
 use super::handler::{ClusterHandler, Handler};
 use super::links::{EndCode, Forwarded, LinkEvent, LinkFault, Receivers};
 use super::log::{AUDIT, Named};
-use super::operators::{changes, is_of_operators, lists, read, unban};
+use super::operators::{self, changes, is_of_operators, lists, read, unban};
 use super::routing::RuleError;
 use super::sessions::{SessionId, SessionInfo};
 use super::state::{Notice, State};
@@ -275,8 +275,9 @@ impl ServerCore {
             .delivery
             .sending
             .count_received(kind, frames, bytes as u64);
-        self.state
-            .notify_watchers(&info, kind, (frames.into(), bytes as u64));
+        let state = &mut self.state;
+        let (watchers, load) = (&mut state.operators.watchers, (frames.into(), bytes as u64));
+        watchers.notify(&mut state.delivery, &info, kind, load);
         // Before the filter, because a client needs no permission to leave.
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
@@ -346,7 +347,9 @@ impl ServerCore {
         if !state.routing.filter().allows(info.role, frame.kind()) {
             state.filter_request(info, &request, addressee.unwrap_or_default());
         } else if frame.kind() == Command::RENEW_CERTIFICATE {
-            state.renew_certificate(info, &request);
+            if let Err(why) = state.renewals.hand_over(info, &request) {
+                state.refuse(&request, Uuid::nil(), why);
+            }
         } else if let Some(addressee) = addressee {
             if let Err(why) = state.send(Some(info.uuid), addressee, &asking) {
                 let is_own = matches!(why, SendError::ToSender(_));
@@ -354,7 +357,13 @@ impl ServerCore {
                 state.refuse(&request, addressee, word);
             }
         } else if state.routing.rule(frame.kind()).is_some() {
-            state.request_by_rule(info, &request, &asking);
+            // A rule does not report its receivers. If no action was added, the request has no receiver
+            // that could answer.
+            let before = state.delivery.sending.actions.len();
+            state.route(info, &Item::from(&asking));
+            if before == state.delivery.sending.actions.len() {
+                state.refuse(&request, Uuid::nil(), "not_connected");
+            }
         } else {
             let mut panicked = true;
             self.guarded("request", |handler, cx| {
@@ -374,9 +383,9 @@ impl ServerCore {
             return state.filtered(info.id, kind, 1);
         }
         let command = Command(kind.operand);
-        if changes(command) && !self.may_kick(info) {
-            let now = self.state.time.now;
-            let state = &mut self.state;
+        let is_refused = changes(command) && !self.may_kick(info);
+        let (now, state) = (self.state.time.now, &mut self.state);
+        if is_refused {
             let line = format_args!("{info}: {kind} refused: the application does not allow it");
             state
                 .log
@@ -386,8 +395,6 @@ impl ServerCore {
             }
             return;
         }
-        let now = self.state.time.now;
-        let state = &mut self.state;
         let answer = match command {
             Command::LIST_SESSIONS => read(frame, |asked: &ListSessions| &asked.id)
                 .and_then(|asked| lists::sessions(&asked, &state.delivery.sessions, now))
@@ -416,7 +423,8 @@ impl ServerCore {
                 Frame::of(&unban(&asked, info, owners, now))
             }),
         };
-        self.state.answer_operator(info, kind, answer);
+        let state = &mut self.state;
+        operators::answer(&mut state.delivery, info, kind, answer, state.time.wall);
     }
 
     fn may_kick(&mut self, info: &SessionInfo) -> bool {
@@ -493,7 +501,9 @@ impl ServerCore {
         let (kind, frames) = (forwarded.item.kind(), forwarded.item.frames());
         // If a receiver has no room, the flow control pauses this origin: HOLD goes to its server.
         state.delivery.sending.actions.set_origin(forwarded.origin);
-        let is_received = if !state.is_known(kind) {
+        let operands = &state.environment.own.operands;
+        // The other server may have registered kinds that this one has not.
+        let is_received = if !operands.may_be_sent(kind) && !operands.is_request(kind) {
             false
         } else if forwarded.to != Receivers::Application {
             state.delivery.deliver(&forwarded, state.time.wall) > 0
@@ -644,21 +654,15 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             // All frames that are sent until this call returns may pause this session, including those
             // that the handler sends.
-            core.state
-                .delivery
-                .sending
-                .actions
-                .set_origin(Origin::Connection(id));
+            let sending = &mut core.state.delivery.sending;
+            sending.actions.set_origin(Origin::Connection(id));
             if core.state.delivery.links.contains(id) {
                 core.handle_link_item(id, item);
             } else {
                 core.handle_item(SessionId(id), item);
             }
-            core.state
-                .delivery
-                .sending
-                .actions
-                .set_origin(Origin::Application);
+            let sending = &mut core.state.delivery.sending;
+            sending.actions.set_origin(Origin::Application);
         });
         (frames, rest)
     }

@@ -29,7 +29,7 @@ const MAX_ASKING: usize = 1024;
 
 /// The sessions that can be reached, and the way to them.
 pub(super) struct Delivery {
-    own: Arc<OwnServer>,
+    pub(super) own: Arc<OwnServer>,
     pub(super) sessions: Sessions,
     pub(super) links: Links,
     pub(super) sending: Sending,

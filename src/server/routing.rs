@@ -2,14 +2,19 @@
 //! for each kind of frame, the roles that get it or a routing function.
 
 use std::fmt;
+use std::time::SystemTime;
 
+use log::debug;
 use uuid::Uuid;
 
+use super::delivery::Delivery;
 use super::directory::Directory;
 use super::filter::Filter;
 use super::guard::guard;
 use super::kinds::KindTable;
-use crate::proto::{Frame, FrameKind, Operands};
+use super::parcel::{Parcel, apart};
+use super::sessions::SessionInfo;
+use crate::proto::{Frame, FrameKind, Item, Operands};
 use ssntp_pki::Role;
 
 /// The decision of a routing function about one frame.
@@ -210,21 +215,72 @@ impl Routing {
         self.rules.get(kind)
     }
 
-    /// Calls the routing function for the frame's kind. Also returns the message of a panic, after which
-    /// the frame is discarded, because its receiver is unknown.
-    pub(super) fn decide(
+    /// Forwards frames of a session by the rule for their kind. Returns the messages of panics in the routing
+    /// function.
+    pub(super) fn forward(
         &mut self,
-        frame: &Frame,
-        from: Uuid,
-        directory: &Directory<'_>,
-    ) -> (Decision, Option<String>) {
-        let mut decision = Decision::Discard;
-        let panic = match self.rules.get_mut(frame.kind()) {
-            Some(Rule::Function(route)) => guard(|| decision = route(frame, from, directory)),
-            _ => None,
-        };
-        (decision, panic)
+        delivery: &mut Delivery,
+        from: &SessionInfo,
+        item: &Item,
+        wall: SystemTime,
+    ) -> Vec<String> {
+        match self.rules.get_mut(item.kind()) {
+            Some(Rule::Multicast(role)) => {
+                let parcel = Parcel::of(item, &delivery.own, wall);
+                let sent = parcel.map_or(0, |mut parcel| {
+                    delivery.send_to_role(Some(from.uuid), *role, &mut parcel)
+                });
+                if sent == 0 {
+                    delivery.sending.count_unreceived(item.frames());
+                }
+                Vec::new()
+            }
+            Some(Rule::Function(route)) => {
+                // The payload of each frame keeps the bytes of the whole run alive.
+                let memory = match item {
+                    Item::Run(run) => run.wire().len(),
+                    _ => 0,
+                };
+                let frames = item.each();
+                frames
+                    .filter_map(|frame| forward(&mut **route, delivery, from, &frame, (memory, wall)))
+                    .collect()
+            }
+            None => Vec::new(),
+        }
     }
+}
+
+/// Forwards a frame by a routing function. The frame is a part of `memory` bytes. Returns the message of a panic, after which the frame is discarded,
+/// because its receiver is unknown.
+fn forward(
+    route: &mut RouteFn,
+    delivery: &mut Delivery,
+    from: &SessionInfo,
+    frame: &Frame,
+    (memory, wall): (usize, SystemTime),
+) -> Option<String> {
+    let mut decision = Decision::Discard;
+    let directory = delivery.directory();
+    let panic = guard(|| decision = route(frame, from.uuid, &directory));
+    let Decision::Forward(receivers) = decision else {
+        return panic;
+    };
+    let mut parcel = delivery.parcel(&apart(frame, memory), wall);
+    let mut count = 0;
+    for uuid in receivers {
+        match delivery.send(Some(from.uuid), uuid, &mut parcel) {
+            Ok(()) => count += 1,
+            Err(e) => {
+                let kind = delivery.own.operands.show(frame.kind());
+                debug!(target: "ssntp::server", "{from}: {kind} is not forwarded: {e}");
+            }
+        }
+    }
+    if count == 0 {
+        delivery.sending.count_unreceived(1);
+    }
+    panic
 }
 
 #[cfg(test)]

@@ -25,15 +25,14 @@ use super::error::SendError;
 use super::figures::{ClosedSession, Figures, HandshakeFigures, SessionFigures};
 use super::links::{EndCode, LinkRequest, Remote, RosterChanges, ServerLink, verdict};
 use super::log::{AUDIT, Log, Named};
-use super::operators::{Operators, kick, lists, read_drain};
-use super::parcel::{Parcel, apart};
+use super::operators::{self, Operators, kick, lists, read_drain};
+use super::parcel::Parcel;
 use super::renewals::Renewals;
-use super::routing::{Decision, Routing, Rule, RuleError};
+use super::routing::{Routing, RuleError};
 use super::sessions::{Session, SessionId, SessionInfo};
 use super::time::Moment;
 use crate::payload::{
-    DrainServer, Draining, InvalidFrameType, Kick, Kicked, OperatorRefusal, Payload, ServerEntry,
-    ServerState, Servers,
+    DrainServer, Draining, Kick, Kicked, OperatorRefusal, Payload, ServerEntry, ServerState, Servers,
 };
 use crate::proto::{
     Connect, ErrorCode, Frame, FrameKind, Item, PROBE, Refusal, Run, ServerHandshake, answer_to_filtered,
@@ -41,7 +40,7 @@ use crate::proto::{
 use crate::request::Request;
 use crate::silence::{Look, SILENT};
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate, chain_from_der, rfc3339};
-use ssntp_transport::dispatch::{Drops, Origin, View};
+use ssntp_transport::dispatch::{Drops, View};
 use ssntp_transport::{ConnectionId, Load, OutboxCounters, excerpt};
 
 /// An event that has not been delivered to the application yet.
@@ -465,51 +464,9 @@ impl State {
 impl State {
     /// Forwards frames of a session by the rule for their kind.
     pub(super) fn route(&mut self, info: &SessionInfo, item: &Item) {
-        match self.routing.rule(item.kind()) {
-            Some(Rule::Multicast(role)) => {
-                let role = *role;
-                let parcel = Parcel::of(item, &self.environment.own, self.time.wall);
-                let sent = parcel.map_or(0, |mut parcel| {
-                    self.delivery.send_to_role(Some(info.uuid), role, &mut parcel)
-                });
-                if sent == 0 {
-                    self.delivery.sending.count_unreceived(item.frames());
-                }
-            }
-            Some(Rule::Function(_)) => {
-                // The payload of each frame keeps the bytes of the whole run alive.
-                let memory = match item {
-                    Item::Run(run) => run.wire().len(),
-                    _ => 0,
-                };
-                for frame in item.each() {
-                    self.route_by_function(info, &frame, memory);
-                }
-            }
-            None => {}
-        }
-    }
-
-    fn route_by_function(&mut self, info: &SessionInfo, frame: &Frame, memory: usize) {
-        let directory = self.delivery.directory();
-        let (decision, panic) = self.routing.decide(frame, info.uuid, &directory);
-        self.log_panic("a routing function", panic);
-        let Decision::Forward(receivers) = decision else {
-            return;
-        };
-        let mut parcel = self.delivery.parcel(&apart(frame, memory), self.time.wall);
-        let mut count = 0;
-        for uuid in receivers {
-            match self.delivery.send(Some(info.uuid), uuid, &mut parcel) {
-                Ok(()) => count += 1,
-                Err(e) => {
-                    let kind = self.environment.own.operands.show(frame.kind());
-                    debug!(target: "ssntp::server", "{info}: {kind} is not forwarded: {e}");
-                }
-            }
-        }
-        if count == 0 {
-            self.delivery.sending.count_unreceived(1);
+        let wall = self.time.wall;
+        for panic in self.routing.forward(&mut self.delivery, info, item, wall) {
+            self.log_panic("a routing function", Some(panic));
         }
     }
 
@@ -566,24 +523,6 @@ impl State {
         }
     }
 
-    /// Hands a request for a new certificate to the thread that renews certificates, which answers it.
-    pub(super) fn renew_certificate(&mut self, info: &SessionInfo, request: &Request) {
-        if let Err(why) = self.renewals.hand_over(info, request) {
-            self.refuse(request, Uuid::nil(), why);
-        }
-    }
-
-    /// Forwards a request by the rule for its kind.
-    pub(super) fn request_by_rule(&mut self, info: &SessionInfo, request: &Request, asking: &Frame) {
-        // A rule does not report its receivers. If no action was added, the request has no receiver
-        // that could answer.
-        let before = self.delivery.sending.actions.len();
-        self.route(info, &Item::from(asking));
-        if before == self.delivery.sending.actions.len() {
-            self.refuse(request, Uuid::nil(), "not_connected");
-        }
-    }
-
     /// Sends an answer to the client that asked, if that client may send such requests. Otherwise
     /// answers would be a way around the filter.
     pub(super) fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
@@ -614,51 +553,6 @@ impl State {
 
 /// The commands of operators.
 impl State {
-    /// Reports received frames to the operators that watch.
-    pub(super) fn notify_watchers(&mut self, from: &SessionInfo, kind: FrameKind, load: (u64, u64)) {
-        let reports = self
-            .operators
-            .watchers
-            .reports(from, kind, load, &self.delivery.sessions);
-        if reports.is_empty() {
-            return;
-        }
-        // A report must not hold the sender of the frames.
-        let origin = self.delivery.sending.actions.set_origin(Origin::Application);
-        for (operator, report) in reports {
-            self.delivery.sending.own(operator, &Frame::of(&report));
-        }
-        self.delivery.sending.actions.set_origin(origin);
-    }
-
-    /// Sends the answer to a command of the kind `asked` to an operator, who may be connected to another
-    /// server. The error is the reason in InvalidFrameType.
-    pub(super) fn answer_operator(
-        &mut self,
-        to: &SessionInfo,
-        asked: FrameKind,
-        answer: Result<Frame, &'static str>,
-    ) {
-        let own = &self.environment.own;
-        let answer = answer.and_then(|answer| {
-            let fits = own.check_length(answer.payload_bytes().len());
-            fits.map(|()| answer).map_err(|_| "answer_too_long")
-        });
-        let answer = answer.unwrap_or_else(|reason| {
-            debug!(target: "ssntp::server", "{to}: {asked} refused: {reason}");
-            Frame::of(&InvalidFrameType::new(asked, reason.into()))
-        });
-        if to.server == own.uuid {
-            return self.delivery.sending.answer(to.id, &answer, 1);
-        }
-        let parcel = self.delivery.parcel(&answer, self.time.wall);
-        // If the link is gone, the operator's session is gone as well.
-        let _ = self
-            .delivery
-            .links
-            .send_to(to.uuid, None, &parcel, &mut self.delivery.sending.actions);
-    }
-
     pub(super) fn kick(&mut self, by: &SessionInfo, asked: &Kick) -> Kicked {
         let session = asked.uuid.uuid().and_then(|uuid| self.delivery.sessions.of(uuid));
         let session = session.map(|session| Arc::clone(&session.info));
@@ -707,13 +601,7 @@ impl State {
         // The application of the operator's own server has allowed a command that was passed on.
         let is_allowed =
             self.operators.include(by.role) && self.routing.filter().allows(by.role, DrainServer::KIND);
-        let done = if is_allowed {
-            read_drain(asked)
-        } else {
-            let text = format!("server {own} does not accept operators with this role");
-            Err((OperatorRefusal::NotAllowed, text))
-        };
-        let done = done.and_then(|uuid| {
+        let done = read_drain(asked, own, is_allowed).and_then(|uuid| {
             if uuid == own {
                 return Ok(true);
             }
@@ -746,7 +634,8 @@ impl State {
             }
             Err((reason, detail)) => (answer.reason, answer.detail) = (reason.clone(), detail.clone()),
         }
-        self.answer_operator(by, DrainServer::KIND, Ok(Frame::of(&answer)));
+        let answer = Ok(Frame::of(&answer));
+        operators::answer(&mut self.delivery, by, DrainServer::KIND, answer, self.time.wall);
         // After the answer, because the operator is a client and may leave at once.
         if done.is_ok() {
             self.drain(Duration::from_secs(asked.within_s));
@@ -850,12 +739,5 @@ impl State {
             }
             self.notices.push(Notice::RemoteConnected(row));
         }
-    }
-
-    /// True if this server knows frames of this kind. The other server may have registered kinds that this
-    /// one has not.
-    pub(super) fn is_known(&self, kind: FrameKind) -> bool {
-        let operands = &self.environment.own.operands;
-        operands.may_be_sent(kind) || operands.is_request(kind)
     }
 }

@@ -1,12 +1,14 @@
-//! Kick and Unban: the end of a session, and bans.
+//! Kick, Unban and DrainServer: the ends of sessions and of servers, and bans; and the answers to operators.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use log::{Level, info};
+use log::{Level, debug, info};
 use uuid::Uuid;
 
-use crate::payload::{DrainServer, Id, Kick, Kicked, OperatorRefusal, Unban, Unbanned};
+use crate::payload::{DrainServer, Id, InvalidFrameType, Kick, Kicked, OperatorRefusal, Unban, Unbanned};
+use crate::proto::{Frame, FrameKind};
 use crate::server::bans::{Bans, MAX_BAN, MAX_BANS};
+use crate::server::delivery::Delivery;
 use crate::server::log::{AUDIT, Log, Named};
 use crate::server::sessions::SessionInfo;
 
@@ -117,13 +119,45 @@ pub(crate) fn unban(
     Unbanned { id, reason, detail }
 }
 
-/// Reads a DrainServer: the UUID of the server.
-pub(crate) fn read_drain(asked: &DrainServer) -> Result<Uuid, Refused> {
+/// Reads a DrainServer at the server `own`: the UUID of the server that it names. `is_allowed` is true if the
+/// operator may give this server commands.
+pub(crate) fn read_drain(asked: &DrainServer, own: Uuid, is_allowed: bool) -> Result<Uuid, Refused> {
+    if !is_allowed {
+        let text = format!("server {own} does not accept operators with this role");
+        return Err((OperatorRefusal::NotAllowed, text));
+    }
     if Duration::from_secs(asked.within_s) > LONGEST_DRAIN {
         let text = "the time for clients to leave is at most a day";
         return Err((OperatorRefusal::InvalidData, text.into()));
     }
     named(&asked.uuid)
+}
+
+/// Sends the answer to a command of the kind `asked` to an operator, who may be connected to another
+/// server. The error is the reason in InvalidFrameType.
+pub(in crate::server) fn answer(
+    delivery: &mut Delivery,
+    to: &SessionInfo,
+    asked: FrameKind,
+    answer: Result<Frame, &'static str>,
+    wall: SystemTime,
+) {
+    let answer = answer.and_then(|answer| {
+        let fits = delivery.own.check_length(answer.payload_bytes().len());
+        fits.map(|()| answer).map_err(|_| "answer_too_long")
+    });
+    let answer = answer.unwrap_or_else(|reason| {
+        debug!(target: "ssntp::server", "{to}: {asked} refused: {reason}");
+        Frame::of(&InvalidFrameType::new(asked, reason.into()))
+    });
+    if to.server == delivery.own.uuid {
+        return delivery.sending.answer(to.id, &answer, 1);
+    }
+    let parcel = delivery.parcel(&answer, wall);
+    // If the link is gone, the operator's session is gone as well.
+    let _ = delivery
+        .links
+        .send_to(to.uuid, None, &parcel, &mut delivery.sending.actions);
 }
 
 /// Parses the UUID in a command.

@@ -14,14 +14,14 @@
 //! | file | holds |
 //! |---|---|
 //! | `lists` | the pages of sessions, bans and servers |
-//! | `commands` | Kick, Unban, DrainServer |
+//! | `commands` | Kick, Unban, DrainServer, and the answers |
 //! | `watching` | the operators that watch |
 
 mod commands;
 pub(super) mod lists;
 mod watching;
 
-pub(super) use self::commands::{kick, read_drain, unban};
+pub(super) use self::commands::{answer, kick, read_drain, unban};
 use self::watching::Watchers;
 use crate::payload::{self, Id, Payload};
 use crate::proto::{Command, Frame, FrameKind, FrameType};

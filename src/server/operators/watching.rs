@@ -13,8 +13,10 @@
 use uuid::Uuid;
 
 use crate::payload::{Id, Watch, Watched};
-use crate::proto::FrameKind;
+use crate::proto::{Frame, FrameKind};
+use crate::server::delivery::Delivery;
 use crate::server::sessions::{SessionId, SessionInfo, Sessions};
+use ssntp_transport::dispatch::Origin;
 
 /// The maximum number of operators that watch. Each received run is compared with all of them.
 const MAX_WATCHERS: usize = 16;
@@ -75,8 +77,28 @@ impl Watchers {
         Ok(confirmation)
     }
 
-    /// The reports about received frames for the operators that watch.
-    pub(crate) fn reports(
+    /// Reports received frames to the operators that watch.
+    pub(in crate::server) fn notify(
+        &mut self,
+        delivery: &mut Delivery,
+        from: &SessionInfo,
+        kind: FrameKind,
+        load: (u64, u64),
+    ) {
+        let reports = self.reports(from, kind, load, &delivery.sessions);
+        if reports.is_empty() {
+            return;
+        }
+        // A report must not hold the sender of the frames.
+        let sending = &mut delivery.sending;
+        let origin = sending.actions.set_origin(Origin::Application);
+        for (operator, report) in reports {
+            sending.own(operator, &Frame::of(&report));
+        }
+        sending.actions.set_origin(origin);
+    }
+
+    fn reports(
         &mut self,
         from: &SessionInfo,
         kind: FrameKind,
