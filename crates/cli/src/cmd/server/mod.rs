@@ -270,6 +270,46 @@ impl Args {
         self.admin.problems(&mut problems);
         problems
     }
+
+    fn files(&self) -> Option<CredentialFiles> {
+        Some(CredentialFiles {
+            cert: self.cert.clone()?,
+            key: self.key.clone(),
+            ca: self.ca.clone()?,
+            crl: self.crl.clone(),
+        })
+    }
+
+    /// The content of --config, if it is given. It must fit into a frame, whose payload has at
+    /// most `most` bytes.
+    fn configuration(&self, most: u32) -> Result<Option<Vec<u8>>, Failure> {
+        let Some(path) = &self.config else { return Ok(None) };
+        let yaml = load_configuration(path)?;
+        if yaml.trim_ascii().is_empty() {
+            // Clients would drop what they were told, because of a full disk.
+            return Err(Failure::at(path, "it is empty"));
+        }
+        if yaml.len() > most as usize {
+            let length = yaml.len();
+            let why = format!("its {length} bytes are more than --max-payload, {most}");
+            Err(Failure::at(path, why))
+        } else {
+            Ok(Some(yaml))
+        }
+    }
+
+    /// The servers to link with.
+    fn federation(&self) -> Option<Federation> {
+        let federation = Federation::new().peers(self.peers.iter().cloned());
+        let advertise = self.advertise.as_ref().map(Address::to_string);
+        (!self.peers.is_empty() || self.join.is_given())
+            .then(|| federation.given(advertise, Federation::advertise))
+    }
+
+    /// The file of --config, to be read again when it changes; none with --dev.
+    fn watched(&self) -> Watched {
+        Watched::default().and(self.config.clone().filter(|_| !self.dev))
+    }
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
@@ -396,48 +436,6 @@ fn introduction(dev: &Dev, is_current: bool) -> (String, Value) {
         "context": dev::CONTEXT, "current": is_current,
     }});
     (text, as_json)
-}
-
-impl Args {
-    fn files(&self) -> Option<CredentialFiles> {
-        Some(CredentialFiles {
-            cert: self.cert.clone()?,
-            key: self.key.clone(),
-            ca: self.ca.clone()?,
-            crl: self.crl.clone(),
-        })
-    }
-
-    /// The content of --config, if it is given. It must fit into a frame, whose payload has at
-    /// most `most` bytes.
-    fn configuration(&self, most: u32) -> Result<Option<Vec<u8>>, Failure> {
-        let Some(path) = &self.config else { return Ok(None) };
-        let yaml = load_configuration(path)?;
-        if yaml.trim_ascii().is_empty() {
-            // Clients would drop what they were told, because of a full disk.
-            return Err(Failure::at(path, "it is empty"));
-        }
-        if yaml.len() > most as usize {
-            let length = yaml.len();
-            let why = format!("its {length} bytes are more than --max-payload, {most}");
-            Err(Failure::at(path, why))
-        } else {
-            Ok(Some(yaml))
-        }
-    }
-
-    /// The servers to link with.
-    fn federation(&self) -> Option<Federation> {
-        let federation = Federation::new().peers(self.peers.iter().cloned());
-        let advertise = self.advertise.as_ref().map(Address::to_string);
-        (!self.peers.is_empty() || self.join.is_given())
-            .then(|| federation.given(advertise, Federation::advertise))
-    }
-
-    /// The file of --config, to be read again when it changes; none with --dev.
-    fn watched(&self) -> Watched {
-        Watched::default().and(self.config.clone().filter(|_| !self.dev))
-    }
 }
 
 /// The parts of a running server that a reload needs.
