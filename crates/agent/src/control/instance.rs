@@ -13,8 +13,12 @@ use ssntp_cluster::Needs;
 use ssntp_payload::{Persistence, StartPayload};
 
 use super::volumes::Volumes;
-use crate::driver::{Cancel, Driver, Health, InstanceDir, RunId, Running, Usage};
+use crate::driver::{Cancel, Driver, Exit, Health, InstanceDir, Measurable, RunId, Running, Usage};
 use crate::store::{Record, RecordAfter};
+
+const SIGKILL: i32 = 9;
+/// The time after which a killed instance that has not ended counts as hung.
+pub(super) const HUNG: Duration = Duration::from_secs(5);
 
 /// An instance of this node, until it is removed.
 #[derive(Debug)]
@@ -153,10 +157,15 @@ impl Instance {
         Some((Arc::clone(self.driver.as_ref()?), Running { place, handle }))
     }
 
+    /// True if this is the last run of the instance.
+    pub(super) fn is_run(&self, handle: &RunId) -> bool {
+        self.record.handle().as_ref() == Some(handle)
+    }
+
     /// The health of the present run.
     pub(super) fn health(&self) -> Option<&Health> {
         let (run, health) = self.health.as_ref().filter(|_| self.is_up())?;
-        (self.record.handle().as_ref() == Some(run)).then_some(health)
+        self.is_run(run).then_some(health)
     }
 
     /// What the START requires. It was checked when the START arrived, so the default never occurs.
@@ -216,6 +225,76 @@ impl Instance {
             Life::Stopped(_) => "exited",
             Life::Removing(_) => "removing",
         }
+    }
+
+    /// Begins the time limit after a worker has sent the signal that asks or kills the instance.
+    pub(super) fn handle_signalled(&mut self, now: Instant) {
+        if let Life::Terminating(ending) = &mut self.life {
+            *ending = match *ending {
+                Ending::Asking(grace) => Ending::Asked(now + grace),
+                Ending::Killing => Ending::Killed(now + HUNG),
+                ending => ending,
+            };
+        }
+    }
+
+    /// If the time limit of its end is over, returns what is to be logged: the instance must be killed then.
+    pub(super) fn handle_tick(&mut self, now: Instant) -> Option<&'static str> {
+        match self.life {
+            Life::Terminating(Ending::Asked(at)) if now >= at => {
+                self.life = Life::Terminating(Ending::Killing);
+                self.record.detail = "it did not end when it was asked to, and was killed".into();
+                Some("has not ended within the grace period, and is killed")
+            }
+            Life::Terminating(Ending::Killed(at)) if now >= at => {
+                self.life = Life::Terminating(Ending::Hung);
+                Some("was killed and has not ended: it counts as hung")
+            }
+            _ => None,
+        }
+    }
+
+    /// The present run has ended. Returns how, and the next step.
+    pub(super) fn handle_ended(&mut self, exit: Exit) -> (Exit, RecordAfter) {
+        let was_killed = matches!(
+            self.life,
+            Life::Terminating(Ending::Killing | Ending::Killed(_) | Ending::Hung)
+        );
+        let exit = if was_killed && exit.code.is_none() {
+            // The supervisor was killed as well and wrote no exit code, but the signal is known.
+            Exit {
+                signal: Some(SIGKILL),
+                ..Exit::code(128 + SIGKILL)
+            }
+        } else {
+            exit
+        };
+        let after = self.record.after;
+        self.record = self.record.stopped(exit.clone());
+        // Its files still use the disk, which is measured once more, because the instance may have
+        // written until its end.
+        self.usage = Usage {
+            disk_mb: self.usage.disk_mb,
+            ..Usage::default()
+        };
+        self.is_measured = false;
+        (exit, after)
+    }
+
+    /// What is measured of the instance. `None` if it was measured after its end, because its figures do not
+    /// change any more.
+    pub(super) fn begin_measurement(&mut self) -> Option<Measurable> {
+        let is_running = self.is_running();
+        if std::mem::replace(&mut self.is_measured, !is_running) && !is_running {
+            return None;
+        }
+        let needs = self.needs();
+        Some(Measurable {
+            place: self.place.clone(),
+            handle: self.record.handle(),
+            vcpus: needs.vcpus,
+            mem_mb: needs.mem_mb,
+        })
     }
 
     /// Begins the retention of an instance that ended `age` ago. A persistent instance is kept until its

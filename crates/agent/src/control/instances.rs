@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use log::{info, warn};
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::refusal::{Reason, Refused};
-use ssntp_payload::{CommandSubject, InstanceDeleted, InstanceEnd, InstanceStopped, Restart, StartPayload};
+use ssntp_payload::{CommandSubject, InstanceDeleted, InstanceStopped, Restart, StartPayload};
 use ssntp_transport::excerpt;
 use uuid::Uuid;
 
@@ -30,12 +30,9 @@ use super::instance::{Cause, Ending, Instance, Life, Next};
 use super::outputs::{Outputs, subject};
 use super::volumes::ephemeral;
 use super::{restarts, retention};
-use crate::driver::{Cancel, Driver, Ended, Exit, Health, Measurable, RunId, Usage};
-use crate::store::{Record, RecordAfter, RecordPhase};
+use crate::driver::{Cancel, Driver, Ended, Health, Measurable, RunId, Usage};
+use crate::store::{Record, RecordAfter};
 
-const SIGKILL: i32 = 9;
-/// The time after which a killed instance that has not ended counts as hung.
-pub(super) const HUNG: Duration = Duration::from_secs(5);
 /// The pause before the agent tries again to remove an instance whose retention is over, if its
 /// directory could not be removed.
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
@@ -53,6 +50,8 @@ pub(super) struct Instances {
     settings: Arc<Settings>,
     /// The user that CONFIGURE names for instances; empty for none.
     child_user: String,
+    /// How long an ended instance stays that is not persistent.
+    retention: Duration,
     all: BTreeMap<Uuid, Instance>,
     /// The instances whose records could not be saved, in the order in which they are saved again.
     unsaved: VecDeque<Uuid>,
@@ -68,6 +67,7 @@ type Subjects = (Arc<dyn Driver>, Vec<Measurable>);
 impl Instances {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
         Self {
+            retention: Duration::from_secs(settings.policy.retention_s.into()),
             settings,
             child_user: String::new(),
             all: BTreeMap::new(),
@@ -90,20 +90,9 @@ impl Instances {
         &mut self.all
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    pub(super) fn starts(&self) -> u64 {
-        self.starts
-    }
-
-    pub(super) fn restarts(&self) -> u64 {
-        self.restarts
-    }
-
-    pub(super) fn unsaved(&self) -> usize {
-        self.unsaved.len()
+    /// The numbers of instances that were started, of restarts by policy, and of records that are not saved.
+    pub(super) fn counted(&self) -> (u64, u64, usize) {
+        (self.starts, self.restarts, self.unsaved.len())
     }
 
     /// What the instances were promised. Retained instances do not count for the limit of instances,
@@ -141,8 +130,7 @@ impl Instances {
     /// end may be reported late.
     pub(super) fn ends(&self, ended: &Ended) -> Option<&Instance> {
         let instance = self.all.get(&ended.instance)?;
-        let is_present = instance.record.handle().as_ref() == Some(&ended.handle);
-        (is_present && instance.is_running()).then_some(instance)
+        (instance.is_run(&ended.handle) && instance.is_running()).then_some(instance)
     }
 
     /// The instances whose restart is due.
@@ -265,7 +253,7 @@ impl Instances {
     }
 
     fn schedule_restart(&mut self, now: Instant, id: Uuid) {
-        let (node, retention) = (self.settings.node, self.retention());
+        let node = self.settings.node;
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
@@ -277,19 +265,14 @@ impl Instances {
             }
             None => {
                 info!("{node}: instance {id}: {}", instance.record.detail);
-                instance.keep(now, retention, Duration::ZERO);
+                instance.keep(now, self.retention, Duration::ZERO);
             }
         }
-    }
-
-    fn retention(&self) -> Duration {
-        Duration::from_secs(self.settings.policy.retention_s.into())
     }
 
     /// Continues the restart or the retention of an instance that ended `age` ago, under a former
     /// agent.
     pub(super) fn take_up(&mut self, now: Instant, id: Uuid, age: Duration) {
-        let retention = self.retention();
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
@@ -297,7 +280,7 @@ impl Instances {
             let wait = restarts::counted_wait(&instance.record);
             instance.life = Life::Stopped(Next::StartAgain(now + wait));
         } else {
-            instance.keep(now, retention, age);
+            instance.keep(now, self.retention, age);
         }
     }
 
@@ -332,12 +315,11 @@ impl Instances {
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
-        let told = Some((run, health));
-        let of = |told: &Option<(RunId, Health)>| told.clone().map(|(run, health)| (run, health.state));
-        if of(&instance.health) != of(&told) {
+        let before = instance.health.as_ref().map(|(run, health)| (run, &health.state));
+        if before != Some((&run, &health.state)) {
             out.wish_stats();
         }
-        instance.health = told;
+        instance.health = Some((run, health));
     }
 
     /// The launch of an instance has failed. `is_evacuated` is true if the node is.
@@ -349,7 +331,6 @@ impl Instances {
         is_evacuated: bool,
         out: &mut Outputs,
     ) {
-        let retention = self.retention();
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
@@ -378,10 +359,10 @@ impl Instances {
             Cause::Restart => {
                 // The record keeps the end of the last run.
                 instance.record.detail = format!("it was not started again: {}", excerpt(&error.why));
-                instance.keep(now, retention, Duration::ZERO);
+                instance.keep(now, self.retention, Duration::ZERO);
                 self.save(id, out);
                 out.fail(now, Command::RESTART, subject, &error);
-                if removes(after) {
+                if after.removes() {
                     self.end(now, id, after, out);
                 }
             }
@@ -411,38 +392,18 @@ impl Instances {
     /// Handles the end of an instance, which its driver has reported. Call it only for the present run
     /// ([`ends`](Self::ends)).
     pub(super) fn handle_ended(&mut self, now: Instant, ended: Ended, out: &mut Outputs) {
-        let (id, retention) = (ended.instance, self.retention());
+        let id = ended.instance;
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
-        let exit = match instance.life {
-            // The supervisor was killed as well and wrote no exit code, but the signal is known.
-            Life::Terminating(Ending::Killing | Ending::Killed(_) | Ending::Hung)
-                if ended.exit.code.is_none() =>
-            {
-                Exit {
-                    signal: Some(SIGKILL),
-                    ..Exit::code(128 + SIGKILL)
-                }
-            }
-            _ => ended.exit,
-        };
+        let (exit, after) = instance.handle_ended(ended.exit);
         info!("{}: instance {id} ended: {exit}", out.node());
         out.act(Action::Stream(StreamOrder::Ended(id)));
-        let after = instance.record.after;
-        instance.record = instance.record.stopped(exit.clone());
         // The job is given before one that launches the instance again, which makes a new interface.
         if let Some(network) = self.settings.network.clone() {
             out.job(Job::Detach(network, id));
         }
-        // Its files still use the disk, which is measured once more, because the instance may have
-        // written until its end.
-        instance.usage = Usage {
-            disk_mb: instance.usage.disk_mb,
-            ..Usage::default()
-        };
-        instance.is_measured = false;
-        if removes(after) {
+        if after.removes() {
             self.remove(id, out);
         } else {
             instance.life = Life::Stopped(Next::Stay);
@@ -456,7 +417,7 @@ impl Instances {
                 if restarts::is_wanted(start, &exit) {
                     self.schedule_restart(now, id);
                 } else {
-                    instance.keep(now, retention, Duration::ZERO);
+                    instance.keep(now, self.retention, Duration::ZERO);
                 }
             }
             self.save(id, out);
@@ -473,26 +434,25 @@ impl Instances {
 
     /// Like [`end`](Self::end), with its own grace period, after which the instance is killed.
     fn end_within(&mut self, now: Instant, id: Uuid, after: RecordAfter, grace: Duration, out: &mut Outputs) {
-        let retention = self.retention();
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
         out.wish_stats();
         if let Life::Stopped(Next::StartAgain(_)) = instance.life {
             instance.life = Life::Stopped(Next::Stay);
-            if !removes(after) {
+            if !after.removes() {
                 // STATS report `exited` before and after, so only an event shows the change.
                 let record = instance.record.clone();
                 self.save(id, out);
                 if let Some(instance) = self.all.get_mut(&id) {
-                    instance.keep(now, retention, Duration::ZERO);
+                    instance.keep(now, self.retention, Duration::ZERO);
                 }
                 return report_after(now, id, RecordAfter::Evacuate, record, out);
             }
         }
         let before = instance.record.after;
         // A later STOP cancels neither a removal nor the InstanceStopped of an EVACUATE.
-        if removes(after) || (!removes(before) && before != RecordAfter::Evacuate) {
+        if after.removes() || (!before.removes() && before != RecordAfter::Evacuate) {
             instance.record.after = after;
         }
         match &mut instance.life {
@@ -516,9 +476,9 @@ impl Instances {
                 }
                 self.save(id, out);
             }
-            Life::Stopped(_) if removes(after) => self.remove(id, out),
+            Life::Stopped(_) if after.removes() => self.remove(id, out),
             // An evacuation does not wait until an image is copied.
-            Life::Launching(_) if removes(after) || after == RecordAfter::Evacuate => {
+            Life::Launching(_) if after.removes() || after == RecordAfter::Evacuate => {
                 instance.cancel.cancel();
             }
             Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
@@ -544,14 +504,8 @@ impl Instances {
 
     /// Begins the time limit after a worker has sent the signal that asks or kills an instance.
     pub(super) fn handle_signalled(&mut self, now: Instant, id: Uuid) {
-        if let Some(instance) = self.all.get_mut(&id)
-            && let Life::Terminating(ending) = &mut instance.life
-        {
-            *ending = match *ending {
-                Ending::Asking(grace) => Ending::Asked(now + grace),
-                Ending::Killing => Ending::Killed(now + HUNG),
-                ending => ending,
-            };
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.handle_signalled(now);
         }
     }
 
@@ -559,7 +513,7 @@ impl Instances {
     pub(super) fn handle_condemned(&mut self, id: Uuid, handle: &RunId, why: &str, out: &mut Outputs) {
         let instance = self.all.get_mut(&id);
         // The reason is not for a later run, which may have begun meanwhile.
-        let instance = instance.filter(|it| it.is_up() && it.record.handle().as_ref() == Some(handle));
+        let instance = instance.filter(|it| it.is_up() && it.is_run(handle));
         if let Some(instance) = instance {
             warn!("{}: instance {id}: {why}: it is killed", out.node());
             instance.record.detail = excerpt(why).to_string();
@@ -604,26 +558,17 @@ impl Instances {
         }
     }
 
-    /// The subjects of a measurement, by driver. The figures of an instance that was measured after its
-    /// end do not change any more.
+    /// The subjects of a measurement, by driver.
     pub(super) fn begin_measurement(&mut self) -> Vec<Subjects> {
         let mut by_driver = BTreeMap::new();
         for instance in self.all.values_mut() {
-            let Some(driver) = &instance.driver else { continue };
-            let is_running = instance.is_running();
-            if std::mem::replace(&mut instance.is_measured, !is_running) && !is_running {
-                continue;
+            if let Some(driver) = instance.driver.clone()
+                && let Some(subject) = instance.begin_measurement()
+            {
+                let of_driver = by_driver.entry(driver.name());
+                let (_, subjects) = of_driver.or_insert_with(|| (driver, Vec::new()));
+                subjects.push(subject);
             }
-            let needs = instance.needs();
-            let subject = Measurable {
-                place: instance.place.clone(),
-                handle: instance.record.handle(),
-                vcpus: needs.vcpus,
-                mem_mb: needs.mem_mb,
-            };
-            let of_driver = by_driver.entry(driver.name());
-            let (_, subjects) = of_driver.or_insert_with(|| (Arc::clone(driver), Vec::new()));
-            subjects.push(subject);
         }
         by_driver.into_values().collect()
     }
@@ -776,20 +721,8 @@ impl Instances {
     /// Kills instances whose grace period is over, and deletes those whose retention is.
     pub(super) fn handle_tick(&mut self, now: Instant, out: &mut Outputs) {
         for (id, instance) in &mut self.all {
-            let Life::Terminating(ending) = &mut instance.life else {
+            let Some(event) = instance.handle_tick(now) else {
                 continue;
-            };
-            let event = match *ending {
-                Ending::Asked(at) if now >= at => {
-                    *ending = Ending::Killing;
-                    instance.record.detail = "it did not end when it was asked to, and was killed".into();
-                    "has not ended within the grace period, and is killed"
-                }
-                Ending::Killed(at) if now >= at => {
-                    *ending = Ending::Hung;
-                    "was killed and has not ended: it counts as hung"
-                }
-                _ => continue,
             };
             warn!("{}: instance {id} {event}", out.node());
             if let Some((driver, running)) = instance.running() {
@@ -817,7 +750,7 @@ impl Instances {
 /// Sends the event that belongs to the step `after`. The event has the end of the last run,
 /// because the instance may be removed before STATS list it as ended.
 fn report_after(now: Instant, id: Uuid, after: RecordAfter, record: Record, out: &mut Outputs) {
-    let (instance_uuid, end) = (id.into(), end_of(record));
+    let (instance_uuid, end) = (id.into(), record.end());
     match after {
         RecordAfter::Nothing | RecordAfter::Keep => {}
         RecordAfter::Delete | RecordAfter::Retire => {
@@ -827,25 +760,4 @@ fn report_after(now: Instant, id: Uuid, after: RecordAfter, record: Record, out:
             out.report(now, Frame::of(&InstanceStopped { instance_uuid, end }));
         }
     }
-}
-
-fn end_of(record: Record) -> InstanceEnd {
-    match record.phase {
-        RecordPhase::Stopped => InstanceEnd {
-            exit_code: record.exit_code.into(),
-            exit_signal: record.exit_signal.into(),
-            out_of_memory: record.out_of_memory,
-            detail: record.detail,
-            last_lines: record.last_lines,
-        },
-        // The instance never ran, or its end is unknown.
-        RecordPhase::Starting | RecordPhase::Running => InstanceEnd::default(),
-    }
-}
-
-fn removes(after: RecordAfter) -> bool {
-    matches!(
-        after,
-        RecordAfter::Delete | RecordAfter::Release | RecordAfter::Retire
-    )
 }

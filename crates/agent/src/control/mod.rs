@@ -260,6 +260,7 @@ impl Control {
         for (_, instance) in self.instances.iter() {
             *instances.entry(instance.state()).or_default() += 1;
         }
+        let (starts, restarts, unsaved) = self.instances.counted();
         AgentFigures {
             client,
             status: self.outputs.announced().and_then(|frame| frame.kind().name()),
@@ -269,10 +270,10 @@ impl Control {
             },
             crews,
             reports,
-            starts: self.instances.starts(),
+            starts,
             failures: self.outputs.failures().clone(),
-            restarts: self.instances.restarts(),
-            unsaved: self.instances.unsaved() + usize::from(self.service.is_unsaved()),
+            restarts,
+            unsaved: unsaved + usize::from(self.service.is_unsaved()),
             frames_held: self.outputs.parked(),
             tunnels: self.tunnels.len(),
             tunnels_down: self.tunnels.iter().filter(|t| !t.up).map(|t| t.key).collect(),
@@ -447,7 +448,7 @@ impl Control {
             self.announce(in_any_case);
         }
         if stats {
-            self.reports.handle_change(now, self.instances.len());
+            self.reports.handle_change(now, self.instances.iter().count());
         }
     }
 

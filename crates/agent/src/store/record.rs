@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::driver::{Exit, RunId, boot_id};
-use ssntp_payload::{NextState, StartPayload};
+use ssntp_payload::{InstanceEnd, NextState, StartPayload};
 use ssntp_transport::since_1970;
 
 /// The record of an instance.
@@ -83,7 +83,28 @@ pub enum RecordAfter {
     Retire,
 }
 
+impl RecordAfter {
+    /// True if the instance is removed.
+    pub(crate) fn removes(self) -> bool {
+        matches!(self, Self::Delete | Self::Release | Self::Retire)
+    }
+}
+
 impl Record {
+    /// The end of the last run, as events report it. Empty if the instance never ran, or its end is unknown.
+    pub(crate) fn end(self) -> InstanceEnd {
+        if self.phase != RecordPhase::Stopped {
+            return InstanceEnd::default();
+        }
+        InstanceEnd {
+            exit_code: self.exit_code.into(),
+            exit_signal: self.exit_signal.into(),
+            out_of_memory: self.out_of_memory,
+            detail: self.detail,
+            last_lines: self.last_lines,
+        }
+    }
+
     /// True for an instance that runs for the first time, after its START.
     pub(crate) fn is_first_run(&self) -> bool {
         self.first_run && self.phase == RecordPhase::Running

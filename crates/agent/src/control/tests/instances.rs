@@ -128,7 +128,7 @@ fn a_failed_launch_leaves_no_instance() {
         let failure: StartFailure = stage.next();
         assert_eq!((failure.reason, &failure.command_id[..]), (reason, "mine"));
         assert_eq!(stage.next::<Ready>().mem_available_mb, 1000);
-        assert_eq!(stage.control.instances.len(), 0);
+        assert_eq!(stage.control.instances.iter().count(), 0);
         // The START can be repeated.
         stage.run(&start(ONE));
         assert_eq!(stage.state(ONE), Some(InstanceState::Active));
@@ -154,7 +154,7 @@ fn stop_keeps_persistent_instances_and_deletes_others() {
     stage.removed(TWO);
     let deleted: InstanceDeleted = stage.next();
     assert_eq!((deleted.instance_uuid, deleted.end.exit_code), (TWO.into(), 143));
-    assert_eq!(stage.control.instances.len(), 1);
+    assert_eq!(stage.control.instances.iter().count(), 1);
 
     stage.send(&restart(ONE));
     assert_eq!(stage.state(ONE), Some(InstanceState::Pending));
@@ -208,7 +208,7 @@ fn delete_removes_an_instance_and_reports_its_end() {
         } else {
             assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, ONE)
         }
-        assert_eq!(stage.control.instances.len(), 0);
+        assert_eq!(stage.control.instances.iter().count(), 0);
     }
     // A DELETE overrides a STOP that is under way, but a STOP does not override a DELETE.
     for delete_first in [false, true] {

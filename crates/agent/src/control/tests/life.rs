@@ -384,7 +384,7 @@ fn the_oldest_of_too_many_ended_instances_is_deleted_and_none_counts_for_the_lim
             );
         }
     }
-    assert_eq!(stage.control.instances.len(), 2);
+    assert_eq!(stage.control.instances.iter().count(), 2);
     // Persistent instances count towards the limit.
     for n in 11..=13 {
         let id = Uuid::from_u128(n);

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::time::UNIX_EPOCH;
 
-use super::instances::HUNG;
+use super::instance::HUNG;
 use super::outputs::{MAX_PARKED, REPEATED, RETRY};
 use super::reports::{PATIENCE, SETTLE, SETTLE_EACH};
 use super::volumes::MAX_VOLUME_OPS;
