@@ -10,12 +10,11 @@
 //! The memory of an instance is promised while it runs. Its disk (the volumes that are `local`) is
 //! promised until it is deleted.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ssntp_cluster::Needs;
 use ssntp_cluster::machine::Facts;
 use ssntp_payload::{LauncherConfig, Ready};
-use uuid::Uuid;
 
 use super::events::Settings;
 
@@ -25,14 +24,11 @@ const RESERVE_MB: i64 = 64;
 /// The room of the node.
 #[derive(Debug)]
 pub(super) struct Capacity {
-    node: Uuid,
+    settings: Arc<Settings>,
     /// The last measurement of the machine.
     facts: Facts,
-    /// The amounts that the settings name.
-    mem_mb: Option<i64>,
-    disk_mb: Option<i64>,
-    max_instances: usize,
-    labels: BTreeMap<String, String>,
+    /// The last configuration.
+    launcher: LauncherConfig,
 }
 
 /// What the instances of the node were promised.
@@ -72,19 +68,24 @@ impl Amount {
 }
 
 impl Capacity {
-    pub(super) fn new(settings: &Settings, facts: Facts) -> Self {
+    pub(super) fn new(settings: Arc<Settings>, facts: Facts) -> Self {
         Self {
-            node: settings.node,
+            settings,
             facts,
-            mem_mb: settings.mem_mb,
-            disk_mb: settings.disk_mb,
-            max_instances: settings.max_instances,
-            labels: settings.labels.clone(),
+            launcher: LauncherConfig::default(),
         }
     }
 
     pub(super) fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    pub(super) fn launcher(&self) -> &LauncherConfig {
+        &self.launcher
+    }
+
+    pub(super) fn handle_configured(&mut self, launcher: LauncherConfig) {
+        self.launcher = launcher;
     }
 
     pub(super) fn handle_measured(&mut self, facts: Facts) {
@@ -105,47 +106,46 @@ impl Capacity {
         let facts = &self.facts;
         let mem = promised.mem;
         let (mem_total_mb, mem_available_mb) =
-            mem.of(self.mem_mb, facts.mem_total_mb, facts.mem_available_mb);
+            mem.of(self.settings.mem_mb, facts.mem_total_mb, facts.mem_available_mb);
         let disk = promised.disk;
-        let (disk_total_mb, disk_available_mb) =
-            disk.of(self.disk_mb, facts.disk_total_mb, facts.disk_available_mb);
+        let (disk_total_mb, disk_available_mb) = disk.of(
+            self.settings.disk_mb,
+            facts.disk_total_mb,
+            facts.disk_available_mb,
+        );
         Ready {
-            node_uuid: self.node.into(),
+            node_uuid: self.settings.node.into(),
             mem_total_mb,
             mem_available_mb,
             disk_total_mb,
             disk_available_mb,
-            labels: self.labels.clone(),
+            labels: self.settings.labels.clone(),
             ..facts.clone()
         }
     }
 
     /// True if the node has room for an instance.
-    pub(super) fn has_room(
-        &self,
-        limits: &LauncherConfig,
-        promised: Promised,
-        needs: &Needs,
-        for_restart: bool,
-    ) -> bool {
+    pub(super) fn has_room(&self, promised: Promised, needs: &Needs, for_restart: bool) -> bool {
+        let limits = &self.launcher;
         let ready = self.ready(promised);
         // An unknown value is -1, and is no reason to refuse an instance.
         let fits = |needed: i64, available: i64| needed <= 0 || available < 0 || needed <= available;
         let mem = !limits.mem_limit || fits(needs.mem_mb, ready.mem_available_mb);
         // A stopped instance has its disk already, and counts for the limit of instances already.
         let disk = !limits.disk_limit || fits(needs.disk_mb, ready.disk_available_mb);
-        mem && (for_restart || (disk && !self.is_full(limits, promised)))
+        mem && (for_restart || (disk && !self.is_full(promised)))
     }
 
-    pub(super) fn is_full(&self, limits: &LauncherConfig, promised: Promised) -> bool {
+    pub(super) fn is_full(&self, promised: Promised) -> bool {
+        let limits = &self.launcher;
         let ready = self.ready(promised);
         // With --mem or --disk, the owner has chosen the amount for instances, so all of it may be
         // used.
         let reserve = |flag: Option<i64>| if flag.is_some() { 1 } else { RESERVE_MB };
         // The range excludes -1, so an unknown value does not make a node full.
         let low = |available: i64, flag| (0..reserve(flag)).contains(&available);
-        promised.places >= self.max_instances
-            || (limits.mem_limit && low(ready.mem_available_mb, self.mem_mb))
-            || (limits.disk_limit && low(ready.disk_available_mb, self.disk_mb))
+        promised.places >= self.settings.max_instances
+            || (limits.mem_limit && low(ready.mem_available_mb, self.settings.mem_mb))
+            || (limits.disk_limit && low(ready.disk_available_mb, self.settings.disk_mb))
     }
 }

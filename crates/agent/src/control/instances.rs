@@ -61,6 +61,9 @@ pub(super) struct Instances {
     restarts: u64,
 }
 
+/// The command of a launch, and the volumes to attach before it. The flag is true if the volume may be made.
+pub(super) type LaunchParts = (Origin, Vec<(Uuid, bool)>);
+
 /// The subjects of a measurement, with their driver.
 type Subjects = (Arc<dyn Driver>, Vec<Measurable>);
 
@@ -151,7 +154,7 @@ impl Instances {
         &mut self,
         id: Uuid,
         instance: Instance,
-        launch: (Origin, Vec<(Uuid, bool)>),
+        launch: LaunchParts,
         out: &mut Outputs,
     ) {
         self.all.insert(id, instance);
@@ -214,7 +217,7 @@ impl Instances {
 
     /// Gives the workers the job that launches an instance. The state of the instance is
     /// `Launching` already.
-    fn launch(&self, id: Uuid, (origin, volumes): (Origin, Vec<(Uuid, bool)>), out: &mut Outputs) {
+    fn launch(&self, id: Uuid, (origin, volumes): LaunchParts, out: &mut Outputs) {
         let Some(instance) = self.all.get(&id) else {
             return;
         };

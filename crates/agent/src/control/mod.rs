@@ -17,48 +17,14 @@
 //! | `instance` | an instance and its state |
 //! | `volumes` | the volumes of an instance, and its volume commands |
 //! | `service` | whether the node is in service: OFFLINE, evacuation, maintenance |
-//! | `capacity` | the room of the node |
+//! | `capacity` | the room of the node, and its limits in the configuration |
 //! | `reports` | the times of STATS and of measurements |
 //! | `tenants` | the tenants that concentrators know to be here |
 //! | `outputs` | the outputs, and the frames that wait for a session |
 //! | `adopt` | nothing: finds the instances that a former agent left |
-//! | `admission`, `restarts`, `retention`, `stats` | nothing: rules |
+//! | `admission` | nothing: decides about a START, and lists the failures of all commands |
+//! | `restarts`, `retention`, `stats` | nothing: rules |
 //! | `events` | nothing: the inputs and outputs |
-//!
-//! # Failures
-//!
-//! If several reasons apply, the answer names the first one of this list.
-//!
-//! | command | reason | when |
-//! |---|---|---|
-//! | START | `invalid_payload`, `invalid_data` | the payload is invalid, or no driver could run such an instance |
-//! | | `launch_failure` | the node is OFFLINE, or has no state directory, or no driver for the instance |
-//! | | `node_maintenance` | the node is evacuated: from EVACUATE to Restore |
-//! | | `already_running`, `instance_exists` | the node has an instance of this UUID, which runs or has ended |
-//! | | `launch_failure`, `image_failure`, `full_cn` | the node's policy does not allow the instance |
-//! | | `network_failure` | the networking is invalid |
-//! | | `full_cn` | memory, disk, the number of instances or the state directory has no room |
-//! | | `image_failure` | an image or a volume does not exist |
-//! | | `launch_failure` | the driver could not launch the instance |
-//! | STOP | `no_instance` | the node does not have the instance, or is OFFLINE |
-//! | | `already_stopped` | the instance has ended already |
-//! | RESTART | `no_instance` | the node does not have the instance |
-//! | | `launch_failure` | the node is OFFLINE, in maintenance or full, or the driver could not launch the instance |
-//! | | `already_running` | the instance has not ended |
-//! | | `instance_corrupt` | the START of the instance is lost |
-//! | | `network_failure` | the networking is invalid, or could not be set up |
-//! | DELETE | `no_instance` | the node does not have the instance, or is OFFLINE |
-//! | | `invalid_data` | the record can't be removed, or the instance may run and this agent lacks its driver: the instance is unchanged |
-//! | AttachVolume, DetachVolume | `no_instance` | the node does not have the instance |
-//! | | `attach_failure`, `detach_failure` | the node is OFFLINE, the volume does not exist, or too many volume commands wait |
-//! | | `not_supported` | the node has no volumes, or the driver supports none |
-//! | | `instance_failure` | the instance is ending, its START is lost, or the machine refuses the volume |
-//! | | `already_attached`, `not_attached` | the volume is attached already, or is not attached |
-//! | | `state_failure` | the change can't be written to disk |
-//!
-//! A command that names another node is answered with `no_instance`; START names no node.
-//! EVACUATE and Restore have no failure frame: an invalid one is answered with InvalidFrameType,
-//! as by the scheduler.
 
 mod admission;
 mod adopt;
@@ -94,26 +60,25 @@ use ssntp_cluster::machine::{self, Facts};
 use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
     AttachVolume, CommandSubject, Configure, Delete, DetachVolume, Evacuate, InvalidConfiguration,
-    LauncherConfig, Maintenance, NodeStatus, Ready, Restart, Restore, StartPayload, Stats, Stop, TunnelStats,
+    Maintenance, NodeStatus, Ready, Restart, Restore, StartPayload, Stats, Stop, TunnelStats,
 };
 use ssntp_transport::{NEVER, excerpt};
 use uuid::Uuid;
 
-use self::admission::{check_networking, choose, unsupported};
+use self::admission::check_networking;
 use self::capacity::Capacity;
 pub use self::events::{Action, Done, Input, Job, Settings, StreamOrder};
 pub(crate) use self::events::{LaunchJob, Origin, VolumeOp};
-use self::instance::{Cause, Instance, Life};
+use self::instance::{Instance, Life};
 use self::instances::Instances;
 use self::outputs::Outputs;
 use self::reports::Reports;
 use self::service::Service;
 use self::tenants::{Tenants, tenant_of, tunnel_ip};
-use self::volumes::Volumes;
 pub(crate) use self::volumes::ephemeral;
 use super::driver::{Ended, News, Usage};
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
-use super::store::{self, NodeRecord, Record, RecordAfter, Stored};
+use super::store::{self, NodeRecord, RecordAfter, Stored};
 
 /// READY is sent again if the available memory or disk has changed by more than this part of
 /// the total.
@@ -123,8 +88,6 @@ const NOTABLE: i64 = 20;
 #[derive(Debug)]
 pub struct Control {
     settings: Arc<Settings>,
-    /// The last configuration.
-    launcher: LauncherConfig,
     instances: Instances,
     service: Service,
     capacity: Capacity,
@@ -144,10 +107,9 @@ impl Control {
             ..settings
         });
         Self {
-            launcher: LauncherConfig::default(),
             instances: Instances::new(Arc::clone(&settings)),
             service: Service::new(),
-            capacity: Capacity::new(&settings, facts),
+            capacity: Capacity::new(Arc::clone(&settings), facts),
             reports: Reports::new(settings.interval, now),
             tenants: Tenants::default(),
             outputs: Outputs::new(settings.node, now),
@@ -224,8 +186,7 @@ impl Control {
                 info!("{}: {status}", self.settings.node);
                 // Recorded, so that the next agent of this node is offline, too.
                 out.job(self.service.save());
-                out.wish_status(true);
-                out.wish_stats();
+                out.wish_report();
             }
             Input::Tick => {}
         }
@@ -462,14 +423,14 @@ impl Control {
         let out = &mut self.outputs;
         match Configure::decode_valid(payload) {
             Ok(configure) => {
-                if configure.launcher != self.launcher
+                if configure.launcher != *self.capacity.launcher()
                     && let Some(more) = out.may_log(now, "new configuration")
                 {
                     let launcher = format!("{:?}", configure.launcher);
                     info!("{}: new configuration: {}{more}", out.node(), excerpt(launcher));
                 }
                 self.instances.handle_child_user(&configure.launcher.child_user);
-                self.launcher = configure.launcher;
+                self.capacity.handle_configured(configure.launcher);
             }
             Err(e) => {
                 let why = format_args!("the configuration is refused: {e}");
@@ -512,69 +473,17 @@ impl Control {
         }
         if command == Command::START {
             // A scheduler with the strict policy sends the next START only after this status.
-            out.wish_status(true);
-            out.wish_stats();
+            out.wish_report();
         }
     }
 
     fn start(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
-        let mut payload: StartPayload = frame.payload()?;
-        store::name_own_volumes(&mut payload.start);
-        let (id, start) = (payload.start.instance_uuid, &payload.start);
+        let payload: StartPayload = frame.payload()?;
+        let id = payload.start.instance_uuid;
         self.outputs.handle_start(id);
-        let needs = Needs::of(start).map_err(|path| Refused::invalid(format!("{path} is below zero")))?;
-        let volumes = volumes::asked_by(start)?;
-        // Faults of the START come before the state of the node, because the START would fail on
-        // any other node as well.
-        let driver = match choose(&self.settings.drivers, start) {
-            Err(e) if e.reason == Reason::InvalidData => return Err(e),
-            driver => driver,
-        };
-        if self.service.is_offline() {
-            return Err(Refused::new(Reason::LaunchFailure, "the node is OFFLINE"));
-        }
-        if self.service.is_evacuated() {
-            return Err(Reason::NodeMaintenance.into());
-        }
-        match self.instances.get(id) {
-            Some(instance) if instance.is_running() => return Err(Reason::AlreadyRunning.into()),
-            Some(_) => return Err(Reason::InstanceExists.into()),
-            None => {}
-        }
-        // The error that no driver takes the START comes only now, because the reasons above come
-        // first in the list.
-        let driver = driver?;
-        self.settings.policy.check(driver.name(), start)?;
-        if let Some(what) = unsupported(start) {
-            return Err(Refused::new(Reason::LaunchFailure, what));
-        }
-        // An instance without a record would be lost when the agent ends.
-        let Some(root) = &self.settings.state else {
-            let why = "this agent has no state directory";
-            return Err(Refused::new(Reason::LaunchFailure, why));
-        };
-        let place = store::place(root, id);
-        check_networking(start, self.settings.network.as_deref())?;
-        if !self.has_room(&needs, false) {
-            return Err(Reason::FullCn.into());
-        }
-        if !volumes.is_empty() && !self.settings.has_volumes {
-            return Err(Refused::new(Reason::ImageFailure, "this node has no volumes"));
-        }
-        let record = Record {
-            driver: driver.name().to_owned(),
-            ..Record::default()
-        };
-        let instance = Instance {
-            driver: Some(driver),
-            start: Some(Arc::new(payload)),
-            command_id: CommandSubject::of(frame).command_id,
-            volumes: Volumes::new(volumes.iter().map(|(volume, _)| *volume).collect()),
-            ..Instance::new(place, record, Life::Launching(Cause::Start), now)
-        };
-        // A copy, so that the other frames in the same buffer are not kept in memory.
-        let received = Bytes::copy_from_slice(frame.payload_bytes());
-        let launch = (Origin::Start(received), volumes);
+        let (settings, service, instances) = (&self.settings, &self.service, &self.instances);
+        let start = (frame, payload);
+        let (instance, launch) = admission::start(settings, service, &self.capacity, instances, now, start)?;
         self.instances
             .handle_start(id, instance, launch, &mut self.outputs);
         Ok(())
@@ -583,7 +492,6 @@ impl Control {
     fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
         let stop: Stop = frame.payload()?;
         let (id, instance) = self.target(&stop.workload_agent_uuid, &stop.instance_uuid)?;
-        check_in_reach(instance)?;
         if !instance.can_be_stopped() {
             return Err(Reason::AlreadyStopped.into());
         }
@@ -598,9 +506,7 @@ impl Control {
 
     fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
         let delete: Delete = frame.payload()?;
-        let (id, instance) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
-        // If its files were deleted, no agent could find its processes.
-        check_in_reach(instance)?;
+        let (id, _) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
         let after = if delete.stop {
             RecordAfter::Release
         } else {
@@ -614,8 +520,7 @@ impl Control {
         let restart: Restart = frame.payload()?;
         let (id, instance) = self.addressed(&restart.workload_agent_uuid, &restart.instance_uuid)?;
         if !self.service.is_open() {
-            let why = "the node is OFFLINE or in maintenance";
-            return Err(Refused::new(Reason::LaunchFailure, why));
+            return Err(Refused::launch("the node is OFFLINE or in maintenance"));
         }
         match instance.life {
             Life::Stopped(_) => {}
@@ -628,15 +533,13 @@ impl Control {
             user_data: before.user_data.clone(),
             meta_data: before.meta_data.clone(),
         });
-        let Some(driver) = &instance.driver else {
-            let why = "this agent has no driver for it";
-            return Err(Refused::new(Reason::LaunchFailure, why));
-        };
+        let driver = instance.driver.as_ref();
+        let driver = driver.ok_or_else(|| Refused::launch("this agent has no driver for it"))?;
         self.settings.policy.check(driver.name(), &payload.start)?;
         check_networking(&payload.start, self.settings.network.as_deref())?;
         let needs = Needs::of(&payload.start).map_err(|_| Reason::InvalidData)?;
         if !self.has_room(&needs, true) {
-            return Err(Refused::new(Reason::LaunchFailure, "the node has no room for it"));
+            return Err(Refused::launch("the node has no room for it"));
         }
         // Only the changes are written, because the START is kept as it was received.
         let changes = store::changes(&before.start, &payload.start).map(Box::new);
@@ -675,8 +578,7 @@ impl Control {
         self.check_node(&evacuate.workload_agent_uuid)?;
         let out = &mut self.outputs;
         if self.service.is_offline() {
-            out.wish_status(true);
-            out.wish_stats();
+            out.wish_report();
             return Ok(());
         }
         if let Some(more) = out.may_log(now, "evacuated") {
@@ -687,8 +589,7 @@ impl Control {
         if evacuate.drain {
             self.service.handle_drain();
             out.job(self.service.save());
-            out.wish_status(true);
-            out.wish_stats();
+            out.wish_report();
             return Ok(());
         }
         let begins = self.service.handle_evacuate(evacuate.next_state);
@@ -719,26 +620,17 @@ impl Control {
             out.job(self.service.save());
         }
         // The status answers Restore, so it is sent even if nothing has changed.
-        out.wish_status(true);
-        out.wish_stats();
+        out.wish_report();
         Ok(())
     }
 
     fn volume(&mut self, now: Instant, frame: &Frame, attach: bool) -> Result<(), Refused> {
         let (node, instance, volume) = if attach {
-            let command: AttachVolume = frame.payload()?;
-            (
-                command.workload_agent_uuid,
-                command.instance_uuid,
-                command.volume_uuid,
-            )
+            let it: AttachVolume = frame.payload()?;
+            (it.workload_agent_uuid, it.instance_uuid, it.volume_uuid)
         } else {
-            let command: DetachVolume = frame.payload()?;
-            (
-                command.workload_agent_uuid,
-                command.instance_uuid,
-                command.volume_uuid,
-            )
+            let it: DetachVolume = frame.payload()?;
+            (it.workload_agent_uuid, it.instance_uuid, it.volume_uuid)
         };
         let volume = volume.uuid().ok_or(Reason::InvalidData)?;
         let (id, instance) = self.addressed(&node, &instance)?;
@@ -783,11 +675,8 @@ impl Control {
 
     /// Checks that a command for a whole node is for this node.
     fn check_node(&self, node: &Id) -> Result<(), Refused> {
-        if *node == self.settings.node {
-            Ok(())
-        } else {
-            Err(Reason::InvalidData.into())
-        }
+        let is_own = *node == self.settings.node;
+        Ok(is_own.then_some(()).ok_or(Reason::InvalidData)?)
     }
 
     /// The instance that a command names.
@@ -801,17 +690,22 @@ impl Control {
 
     /// The instance of this node that a STOP or DELETE names.
     fn target(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
-        match self.addressed(node, instance)? {
-            // A node that is OFFLINE acts as if it had no instances.
-            _ if self.service.is_offline() => Err(Reason::NoInstance.into()),
-            found => Ok(found),
+        let (id, instance) = self.addressed(node, instance)?;
+        // A node that is OFFLINE acts as if it had no instances.
+        if self.service.is_offline() {
+            return Err(Reason::NoInstance.into());
         }
+        // It may run, and if its files were deleted, no agent could find its processes.
+        if instance.is_out_of_reach() {
+            let why = "it may run, and this agent does not have its driver";
+            return Err(Refused::invalid(why));
+        }
+        Ok((id, instance))
     }
 
     fn has_room(&self, needs: &Needs, for_restart: bool) -> bool {
         let promised = self.instances.promised();
-        self.capacity
-            .has_room(&self.launcher, promised, needs, for_restart)
+        self.capacity.has_room(promised, needs, for_restart)
     }
 
     fn ready(&self) -> Ready {
@@ -824,7 +718,7 @@ impl Control {
         } else if self.service.is_evacuated() {
             // A node that is being evacuated takes no START either.
             NodeStatus::Maintenance
-        } else if self.capacity.is_full(&self.launcher, self.instances.promised()) {
+        } else if self.capacity.is_full(self.instances.promised()) {
             NodeStatus::Full
         } else {
             NodeStatus::Ready
@@ -894,7 +788,7 @@ impl Control {
         }
         let ip = match &self.settings.network {
             Some(network) => network.address().to_string(),
-            None => tunnel_ip(self.capacity.facts(), &self.launcher.compute_net),
+            None => tunnel_ip(self.capacity.facts(), &self.capacity.launcher().compute_net),
         };
         let tenants = |is_up: bool| {
             let instances = self.instances.iter().filter(move |(_, it)| it.is_up() == is_up);
@@ -904,14 +798,4 @@ impl Control {
             self.outputs.report(now, frame);
         }
     }
-}
-
-/// Refuses to end an instance that may run, but that this agent cannot reach.
-fn check_in_reach(instance: &Instance) -> Result<(), Refused> {
-    if instance.is_out_of_reach() {
-        return Err(Refused::invalid(
-            "it may run, and this agent does not have its driver",
-        ));
-    }
-    Ok(())
 }

@@ -205,6 +205,12 @@ impl Outputs {
         self.wants_stats = true;
     }
 
+    /// Asks for the status of the node after this input, in any case, and for STATS soon after it.
+    pub(super) fn wish_report(&mut self) {
+        self.wish_status(true);
+        self.wish_stats();
+    }
+
     /// Answers a command that was not carried out.
     pub(super) fn fail(
         &mut self,

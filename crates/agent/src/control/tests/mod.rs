@@ -32,7 +32,7 @@ use crate::driver::{
     Running, Volume,
 };
 use crate::policy::Policy;
-use crate::store::RecordPhase;
+use crate::store::{Record, RecordPhase};
 use ssntp::payload::*;
 use ssntp_payload::*;
 

@@ -466,7 +466,7 @@ fn a_configuration_is_applied_or_sent_back() {
     stage.feed(Input::Connected {
         configuration: Some(configure.encode()),
     });
-    assert!(!stage.control.launcher.mem_limit);
+    assert!(!stage.control.capacity.launcher().mem_limit);
     stage.sent.clear();
     for refused in [
         "configure: [",
@@ -475,7 +475,7 @@ fn a_configuration_is_applied_or_sent_back() {
         stage.raw(Command::CONFIGURE, refused);
         assert_eq!(stage.next::<InvalidConfiguration>().refused, refused);
         assert!(
-            !stage.control.launcher.mem_limit,
+            !stage.control.capacity.launcher().mem_limit,
             "the former configuration is in force"
         );
     }
