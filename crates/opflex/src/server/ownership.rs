@@ -66,15 +66,21 @@ impl Account {
         self.of.get(uri).map(|(element, bytes)| (element, *bytes))
     }
 
-    /// Counts an object, which has counted for another element or with other bytes until now.
+    /// Counts an object, which may have counted for another element or with other bytes until now.
     fn set(&mut self, uri: Uri, element: &Name, bytes: usize) {
-        self.remove(&uri);
         self.memory.charge(element.clone(), bytes);
-        self.of.insert(uri, (element.clone(), bytes));
+        // The key stays if there is one, which has the text that the tree has as well.
+        let former = self.of.insert(uri, (element.clone(), bytes));
+        self.refund(former);
     }
 
     fn remove(&mut self, uri: &Uri) {
-        if let Some((element, bytes)) = self.of.remove(uri) {
+        let former = self.of.remove(uri);
+        self.refund(former);
+    }
+
+    fn refund(&mut self, former: Option<(Name, usize)>) {
+        if let Some((element, bytes)) = former {
             self.memory.refund(&element, bytes);
         }
     }
@@ -176,14 +182,14 @@ impl Ownership {
             return Err(no_room(tree));
         }
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
-        // The name counts for each declaration, because an element may change its name before each.
-        let name = json::allocated(16 + element.len());
+        // The entry of an object in the account, which may be half empty. The name counts for each object, because
+        // an element may send its name again before each.
+        let entry = 2 * size_of::<(Uri, (Name, usize))>() + json::allocated(16 + element.len());
         let mut bytes: HashMap<Uri, usize> = HashMap::new();
         for object in &mut objects {
             // An object must not become the parent of an object of another element.
             object.children.retain(|child| !after.is_of_another(child));
-            let of_name = if roots.contains_key(&object.uri) { name } else { 0 };
-            *bytes.entry(object.uri.clone()).or_insert(of_name) += object.memory();
+            *bytes.entry(object.uri.clone()).or_insert(entry) += object.memory();
         }
         let replacement = tree.replacement(objects, |uri| after.is_of_another(uri));
         for uri in self.moved_with(element, tree, &coming) {
@@ -217,7 +223,7 @@ impl Ownership {
         for (uri, bytes) in bytes {
             self.account.set(uri, element, bytes);
         }
-        let changes = tree.carry_out(replacement);
+        let changes = tree.replace_checked(replacement);
         self.forget_deleted(&changes);
         Ok(changes)
     }

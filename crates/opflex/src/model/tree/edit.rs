@@ -72,7 +72,7 @@ impl Tree {
     }
 
     /// As [`replace`](Self::replace), but with objects that are checked already.
-    pub(crate) fn carry_out(&mut self, replacement: Replacement) -> Changes {
+    pub(crate) fn replace_checked(&mut self, replacement: Replacement) -> Changes {
         let mut before = Before::default();
         self.put_whole(replacement, &mut before);
         before.compare(self)
@@ -178,7 +178,7 @@ impl Tree {
             self.remove(uri, before);
         }
         for child in &replacement.unlisted {
-            self.conceal(child, before);
+            self.unannounce(child, before);
         }
     }
 
@@ -372,11 +372,11 @@ impl Tree {
         for uri in gone {
             self.remove(&uri, before);
         }
-        self.conceal(uri, before);
+        self.unannounce(uri, before);
     }
 
     /// Removes a URI that its parent announces, without being in the tree, from the list of its parent.
-    fn conceal(&mut self, uri: &Uri, before: &mut Before) {
+    fn unannounce(&mut self, uri: &Uri, before: &mut Before) {
         if let Some(parent) = self.announce(uri, None, before) {
             self.unlist(uri, &parent);
         }
