@@ -35,4 +35,4 @@ pub use self::daemon::{
 pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State, check_start};
 pub use self::page::params::encode;
 pub use self::reconcile::{Applied, Changed, Difference, Refused, RolloutOrder, Status};
-pub use self::store::{Beginning, History, Limits, Query};
+pub use self::store::{History, Limits, Query, UuidPrefix};

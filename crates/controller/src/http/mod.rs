@@ -268,7 +268,7 @@ impl Service for Routes {
         }
         let client = self.access.client(request);
         if let Err(refused) = &client {
-            self.audit("client", request, "", refused);
+            self.log_refused("client", request, "", refused);
         }
         match (client, is_api) {
             (Err(refused), true) => Answer::from(refused).into(),
@@ -305,7 +305,7 @@ impl Routes {
         if let Err(refused) = &answer
             && is_order
             && matches!(refused.code, 403 | 409)
-            && let Some(text) = self.audit("order", request, &client.name, refused)
+            && let Some(text) = self.log_refused("order", request, &client.name, refused)
         {
             // By the controller, because a tenant's reader can write no row. The client gets the reason also if the
             // history cannot be written.
@@ -315,7 +315,7 @@ impl Routes {
     }
 
     /// Logs that a client is refused, such as one with a wrong token. Returns the text, unless there were too many.
-    fn audit(
+    fn log_refused(
         &self,
         kind: &'static str,
         request: &Request,

@@ -34,9 +34,9 @@ pub struct Query {
     /// Only rows about this workload.
     pub workload: Option<String>,
     /// Only rows about this instance.
-    pub instance: Option<Beginning>,
+    pub instance: Option<UuidPrefix>,
     /// Only rows about this node.
-    pub node: Option<Beginning>,
+    pub node: Option<UuidPrefix>,
     /// Only rows of this kind.
     pub kind: Option<String>,
     /// Only rows about workloads and instances of this tenant.
@@ -49,27 +49,27 @@ pub struct Query {
 
 /// One UUID, or all that begin with the same digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beginning {
+pub struct UuidPrefix {
     lowest: Uuid,
     highest: Uuid,
 }
 
 #[cfg(test)]
-impl Beginning {
+impl UuidPrefix {
     /// True if a UUID is one of these.
     pub(crate) fn is_of(self, uuid: Uuid) -> bool {
         (self.lowest..=self.highest).contains(&uuid)
     }
 }
 
-impl From<Uuid> for Beginning {
+impl From<Uuid> for UuidPrefix {
     fn from(uuid: Uuid) -> Self {
         let (lowest, highest) = (uuid, uuid);
         Self { lowest, highest }
     }
 }
 
-impl FromStr for Beginning {
+impl FromStr for UuidPrefix {
     type Err = uuid::Error;
 
     /// Reads a UUID or its first digits, with the hyphens between them.
@@ -106,12 +106,12 @@ impl History {
         // An index has the rows of one UUID in their order, but not those of several.
         let [(is_instance, are_instances), (is_node, are_nodes)] =
             [query.instance, query.node].map(|asked| {
-                asked.map_or((false, false), |Beginning { lowest, highest }| {
+                asked.map_or((false, false), |UuidPrefix { lowest, highest }| {
                     (lowest == highest, lowest != highest)
                 })
             });
         let [[instance, last_instance], [node, last_node]] = [query.instance, query.node].map(|asked| {
-            let Beginning { lowest, highest } = asked.unwrap_or_default();
+            let UuidPrefix { lowest, highest } = asked.unwrap_or_default();
             [lowest, highest].map(Uuid::into_bytes)
         });
         let conditions: [(&str, &dyn ToSql, bool); 11] = [

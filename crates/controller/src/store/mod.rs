@@ -45,7 +45,7 @@ use rusqlite::Connection;
 
 pub use self::error::{Fault, StoreError};
 pub use self::follow::Follow;
-pub use self::history::{Beginning, History, Query};
+pub use self::history::{History, Query, UuidPrefix};
 pub(crate) use self::schema::MAX_TEXT;
 pub use self::shared::Limits;
 use self::shared::{Job, LOCK, Shared, identity};

@@ -190,7 +190,7 @@ fn history_is_selected_by_workload_instance_node_and_kind() {
         "000000000",
         "00000000-0000-0000-0000-0000000000050",
     ] {
-        assert!(wrong.parse::<Beginning>().is_err(), "{wrong}");
+        assert!(wrong.parse::<UuidPrefix>().is_err(), "{wrong}");
     }
     let kind = Query {
         kind: Some("running".into()),

@@ -184,11 +184,11 @@ fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -
     let Difference {
         delete,
         merge,
-        restores,
+        deletes_what_stays,
     } = difference;
     // Only at the revision of the comparison, which is wrong for any other one.
     let revision = Some(at.unwrap_or(revision));
-    let edited = if restores {
+    let edited = if deletes_what_stays {
         // Between two pieces, clients would lose objects that stay.
         change(events, revision, Edit::Update(delete, merge))
     } else {
@@ -230,7 +230,7 @@ struct Difference {
     delete: Vec<Uri>,
     merge: Vec<ManagedObject>,
     /// True if the deletion removes objects that are merged again.
-    restores: bool,
+    deletes_what_stays: bool,
 }
 
 /// The comparison of the present policy, of which each object is added, with a wanted one.
@@ -292,11 +292,11 @@ impl<'a> Comparison<'a> {
         let merge: Vec<_> = differing.map(|object| object.to_object()).collect();
         let is_restored =
             |object: &ManagedObject| is_deleted(&object.uri) && present.contains_key(&object.uri);
-        let restores = merge.iter().any(is_restored);
+        let deletes_what_stays = merge.iter().any(is_restored);
         Difference {
             delete,
             merge,
-            restores,
+            deletes_what_stays,
         }
     }
 }
@@ -354,11 +354,14 @@ mod tests {
             let Difference {
                 delete,
                 merge,
-                restores,
+                deletes_what_stays,
             } = comparison.finish();
             let stays = |uri: &Uri| wanted.get(uri).is_some();
             let removed = delete.iter().flat_map(|uri| edited.subtree(uri));
-            assert_eq!(restores, removed.into_iter().any(|object| stays(object.uri())));
+            assert_eq!(
+                deletes_what_stays,
+                removed.into_iter().any(|object| stays(object.uri()))
+            );
             if after == before {
                 assert!(delete.is_empty() && merge.is_empty(), "{delete:?} {merge:?}");
             }
