@@ -16,7 +16,7 @@ use super::nodes::Nodes;
 use super::out::{Out, limited};
 use super::relay::{self, Addressed};
 use super::reports::{Reports, without};
-use super::starts::{Handled, Starts};
+use super::starts::Starts;
 use super::streams::Streams;
 use super::tenants::{Leased, TenantTable};
 use ssntp::Role;
@@ -25,21 +25,21 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
 use ssntp::server::{DisconnectReason, SessionInfo};
 use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
-    AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, StartFailure,
-    StartFailureReason, StatsSummary, Tenant, TenantAction, TenantAddress,
+    AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, PublicIpAssigned,
+    StartFailure, StartFailureReason, StatsSummary, Tenant, TenantAction, TenantAddress,
 };
 use ssntp_transport::excerpt;
 
 /// The rooms of a leader.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    nodes: Nodes,
-    starts: Starts,
+    pub(super) nodes: Nodes,
+    pub(super) starts: Starts,
     commands: Commands,
     reports: Reports,
     streams: Streams,
     cncis: Cncis,
-    controllers: Controllers,
+    pub(super) controllers: Controllers,
 }
 
 impl Cluster {
@@ -66,16 +66,6 @@ impl Cluster {
         };
     }
 
-    /// The STARTs and their instances.
-    pub(super) fn starts(&mut self) -> &mut Starts {
-        &mut self.starts
-    }
-
-    /// True if this controller may send commands.
-    pub(super) fn may_command(&self, from: &SessionInfo) -> bool {
-        self.controllers.may_command(from.key())
-    }
-
     /// The time at which the first time limit of a node, a START or a command is over.
     pub(super) fn first_limit(&self) -> Option<Instant> {
         let all = [
@@ -86,11 +76,6 @@ impl Cluster {
         all.into_iter().flatten().min()
     }
 
-    /// The time of the next part of the snapshots.
-    pub(super) fn next_part(&self) -> Option<Instant> {
-        self.controllers.next_deadline()
-    }
-
     /// The figures. `kept_bytes` is what is kept for the next leader.
     pub(super) fn figures(
         &self,
@@ -98,14 +83,14 @@ impl Cluster {
         tenants: &TenantTable,
         kept_bytes: usize,
     ) -> SchedulerFigures {
-        let is_claimed = |instance| self.starts.instances().taken(instance).is_some();
+        let is_claimed = |instance| self.starts.instances.taken(instance).is_some();
         let (streams, streams_opened) = self.streams.counted();
-        let (moving, moved) = self.starts.moves();
+        let (moving, moved) = self.starts.moves.counted();
         let (controllers, master) = self.controllers.counted();
         let (foreign_reports, invalid_frames) = self.reports.counted();
         SchedulerFigures {
             nodes: self.nodes.figures(),
-            instances: self.starts.instances().figures(),
+            instances: self.starts.instances.figures(),
             starts: self.starts.figures(),
             limits: SchedulerLimits {
                 held_starts: config.held_starts,
@@ -124,7 +109,9 @@ impl Cluster {
             invalid_frames,
             faults: self
                 .starts
-                .ledger_fault()
+                .instances
+                .handover
+                .fault()
                 .into_iter()
                 .chain(tenants.fault().map(str::to_owned))
                 .collect(),
@@ -143,12 +130,6 @@ impl Cluster {
         let announced = self.nodes.announced().chain(self.cncis.frames());
         self.controllers
             .begin_snapshot(out, session, announced, &self.nodes, is_syncing);
-    }
-
-    /// A controller was connected when this scheduler began to lead. It gets no snapshot, because each
-    /// node is announced to all controllers then.
-    pub(super) fn handle_earlier_controller(&mut self, session: &SessionInfo) {
-        self.controllers.join(session);
     }
 
     /// A client has connected, which may be a node or a concentrator.
@@ -188,7 +169,7 @@ impl Cluster {
         if self.nodes.handle_disconnected(out, session, returns) {
             if !is_unreachable {
                 let has_address = |instance| tenants.has_address(instance);
-                self.starts.handle_node_away(node, has_address, out.now());
+                self.starts.instances.node_left(node, has_address, out.now());
             }
             self.starts.handle_node_changed(out, node);
         }
@@ -213,15 +194,18 @@ impl Cluster {
         }
         // The node is not stale, even if some of the listed instances are not its own.
         let (interval, was_stale) = self.nodes.handle_stats(node, stats.interval, now);
-        let report = self.starts.enter_listed(node, &stats.instances, interval, now);
+        let report = self
+            .starts
+            .instances
+            .report(node, &stats.instances, interval, now);
         for (instance, _) in &stats.instances {
             // A START that is not done yet does not show that no other node has the instance.
-            if !report.foreign.contains(instance) && !self.starts.instances().is_starting(*instance) {
+            if !report.foreign.contains(instance) && !self.starts.instances.is_starting(*instance) {
                 tenants.handle_known(*instance);
             }
         }
         for instance in self.commands.report(node, &stats, now) {
-            self.starts.handle_user_ended(instance);
+            self.starts.moves.user_ended(instance);
         }
         let mut forwarded = Some(frame.clone());
         if let Some(one) = report.foreign.iter().next() {
@@ -275,13 +259,13 @@ impl Cluster {
         frame: &Frame,
     ) {
         if frame.kind() == Command::START {
-            if self.starts.handle_start(out, from, frame) == Handled::LacksAddress {
+            if self.starts.handle_start(out, from, frame) {
                 let is_announced = |cnci| self.cncis.is_announced(cnci);
                 let leased = tenants.lease_for(from, frame, out.now(), is_announced);
                 self.handle_leased(out, from, frame, leased);
             }
         } else if frame.kind().is_of_streams() {
-            let instances = self.starts.instances();
+            let instances = &self.starts.instances;
             let find = |instance| {
                 let node = instances.node_of(instance);
                 node.ok_or_else(|| match instances.taken(instance) {
@@ -305,7 +289,7 @@ impl Cluster {
     ) {
         match leased {
             Ok(Leased::Start(leased)) => self.starts.handle_leased(out, from, &leased),
-            Ok(Leased::Waits(instance)) => self.starts.handle_waiting(instance),
+            Ok(Leased::Waits(instance)) => self.starts.instances.park(instance),
             Err((reason, why)) => self.starts.refuse(out, from, frame, reason, &why),
         }
     }
@@ -334,9 +318,9 @@ impl Cluster {
         let is_second = command == Command::DELETE
             && instance
                 .zip(to.uuid())
-                .is_some_and(|(instance, node)| self.starts.instances().lists_foreign(instance, node));
+                .is_some_and(|(instance, node)| self.starts.instances.lists_foreign(instance, node));
         // The named node would answer that it has no such instance, although another node has it.
-        let owner = instance.and_then(|instance| self.starts.instances().node_of(instance));
+        let owner = instance.and_then(|instance| self.starts.instances.node_of(instance));
         if !is_second && owner.is_some_and(|owner| to != owner) {
             return out.refuse(from, frame, &Reason::NotConnected.into());
         }
@@ -348,7 +332,7 @@ impl Cluster {
         }
         let Some(node) = to.uuid() else { return };
         if let Some(instance) = instance {
-            let known = self.starts.instances().has_ended(instance);
+            let known = self.starts.instances.has_ended(instance);
             self.commands.add(node, instance, known, frame, out.now());
         }
         match command {
@@ -399,7 +383,7 @@ impl Cluster {
         event: Event,
     ) {
         // Checked first: a report on an instance of another node would free that UUID.
-        let is_foreign = |instance| self.starts.instances().is_foreign(instance, from.uuid());
+        let is_foreign = |instance| self.starts.instances.is_foreign(instance, from.uuid());
         let Some(subject) = self.reports.own_subject(out, from, frame, is_foreign) else {
             return;
         };
@@ -409,7 +393,7 @@ impl Cluster {
         if is_kept || event == Event::INSTANCE_DELETED {
             if let Some(instance) = subject.instance_uuid.uuid() {
                 if self.commands.ended(from.uuid(), instance) {
-                    self.starts.handle_user_ended(instance);
+                    self.starts.moves.user_ended(instance);
                 }
                 tenants.handle_known(instance);
                 self.starts.handle_ended(out, instance, is_kept);
@@ -419,9 +403,12 @@ impl Cluster {
         }
         self.cncis.handle_event(from, frame);
         if event == Event::PUBLIC_IP_ASSIGNED
-            && let Ok(public) = frame.payload()
+            && let Ok(public) = frame.payload::<PublicIpAssigned>()
+            && let Some(instance) = public.instance_uuid.uuid()
+            && tenants.is_outdated(&public)
         {
-            tenants.handle_public_ip(&public);
+            let is_outdated = |ip: &PublicIpAssigned| tenants.is_outdated(ip);
+            self.cncis.release_public_ips(out, instance, is_outdated);
         }
     }
 
@@ -432,7 +419,7 @@ impl Cluster {
             // An agent of an old version answers OpenStream with it.
             return self.streams.handle_invalid_frame(out, from, frame);
         }
-        let is_foreign = |instance| self.starts.instances().is_foreign(instance, from.uuid());
+        let is_foreign = |instance| self.starts.instances.is_foreign(instance, from.uuid());
         let Some(subject) = self.reports.own_subject(out, from, frame, is_foreign) else {
             return;
         };
@@ -477,7 +464,7 @@ impl Cluster {
             asked.action == TenantAction::Release && tenants.may_release(&asked, *instance)
         });
         let in_use = released.and_then(|instance| self.end_or_hold(out, tenants, instance, asked.lost));
-        let instances = self.starts.instances();
+        let instances = &self.starts.instances;
         let place = |address: &mut TenantAddress| {
             let instance = address.instance_uuid.uuid().unwrap_or_default();
             let Some((_, node)) = instances.taken(instance) else {
@@ -491,7 +478,7 @@ impl Cluster {
         // It has an address again, which the next leader would free if it found only then that the
         // instance is gone.
         if let Some(instance) = tenants.handle_command(out, from, &asked, in_use, place) {
-            self.starts.record_gone(instance);
+            self.starts.instances.handover.record_gone(instance);
         }
     }
 
@@ -504,7 +491,7 @@ impl Cluster {
         instance: Uuid,
         lost: bool,
     ) -> Option<String> {
-        let Some(taken) = self.starts.instances().taken(instance) else {
+        let Some(taken) = self.starts.instances.taken(instance) else {
             if lost {
                 self.starts.end_with_node(out, instance);
             } else if tenants.is_of_unknown_node(instance) {
@@ -518,7 +505,7 @@ impl Cluster {
         };
         match taken {
             (_, None) => Some("the START of this instance waits for a node".to_owned()),
-            (_, Some(node)) if !self.starts.instances().is_unknown(instance) => Some(format!(
+            (_, Some(node)) if !self.starts.instances.is_unknown(instance) => Some(format!(
                 "node {node} has this instance: delete it, which frees its address"
             )),
             (_, Some(node)) if !lost => Some(format!(
@@ -542,7 +529,7 @@ impl Cluster {
     /// with an address are kept until their concentrator has been told.
     pub(super) fn handle_lost_node(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable, node: Uuid) {
         let mut told = HashMap::new();
-        for instance in self.starts.instances().of_away(node) {
+        for instance in self.starts.instances.of_away(node) {
             let is_told = tenants.tunnel_of(instance, node).is_none_or(|tunnel| {
                 let cnci = tunnel.concentrator_uuid.clone();
                 *told
@@ -567,21 +554,11 @@ impl Cluster {
         self.commands.expire(out);
     }
 
-    /// Sends the next part of each snapshot if it is due.
-    pub(super) fn continue_snapshots(&mut self, out: &mut Out<'_, '_>, is_syncing: bool) {
-        self.controllers.continue_snapshots(out, &self.nodes, is_syncing);
-    }
-
-    /// All schedulers have sent the reports of their clients, so the snapshots are complete.
-    pub(super) fn complete_snapshots(&mut self, out: &mut Out<'_, '_>) {
-        self.controllers.complete_snapshots(out, &self.nodes);
-    }
-
     /// Frees the addresses of instances that are gone, takes back their public addresses, and sends
     /// the other schedulers what has changed. Called after each event.
     pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
         // Before addresses are freed, which is why their nodes no longer have them.
-        let tunnels = self.starts.take_moved().into_iter();
+        let tunnels = self.starts.instances.take_moved().into_iter();
         let tunnels = tunnels.filter_map(|(instance, node)| {
             let tunnel = tenants.tunnel_of(instance, node)?;
             Some((tunnel.concentrator_uuid.uuid()?, node))
@@ -596,7 +573,7 @@ impl Cluster {
         }
         self.cncis
             .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
-        for instance in tenants.take_to_check() {
+        for instance in tenants.take_released() {
             self.cncis
                 .release_public_ips(out, instance, |ip| tenants.is_outdated(ip));
         }
@@ -605,7 +582,7 @@ impl Cluster {
         // that is gone. If this leader ends before that, the next one finds that the instance is gone, and
         // frees the address.
         let mut gone = self.starts.take_gone();
-        gone.retain(|intent| !tenants.is_freeing(intent.instance));
+        gone.retain(|intent| !tenants.unwritten.is_freeing(intent.instance));
         if is_shared {
             out.send_intents(&gone);
         }
@@ -613,18 +590,18 @@ impl Cluster {
 
     /// The nodes of the instances that were adopted are known, also before they report.
     pub(super) fn note_adopted(&self, tenants: &mut TenantTable) {
-        let instances = self.starts.instances();
+        let instances = &self.starts.instances;
         tenants.handle_adopted(|instance| instances.node_of(instance).is_some());
     }
 
     /// Frees again what was freed without the engine's table. The other schedulers are told unless that waits for a
     /// write.
     pub(super) fn free_again(&mut self, tenants: &mut TenantTable) {
-        for instance in tenants.take_freed() {
-            if self.starts.instances().taken(instance).is_none() {
+        for instance in tenants.unwritten.take_freed() {
+            if self.starts.instances.taken(instance).is_none() {
                 tenants.free(instance, true);
             }
-            self.starts.record_gone(instance);
+            self.starts.instances.handover.record_gone(instance);
         }
     }
 
@@ -642,7 +619,7 @@ fn addresses<'a>(
 ) -> impl Fn(Uuid, Uuid) -> Option<Vec<Ipv4Addr>> + 'a {
     move |cnci, node| {
         let all = tenants.addresses_of(cnci)?.iter();
-        let there = all.filter(|(_, instance)| starts.instances().node_of(**instance) == Some(node));
+        let there = all.filter(|(_, instance)| starts.instances.node_of(**instance) == Some(node));
         Some(there.map(|(ip, _)| *ip).collect())
     }
 }

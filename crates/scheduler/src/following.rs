@@ -241,7 +241,7 @@ impl Following {
             }
         }
         // A new command must not overtake those that are parked.
-        let is_behind = !commands.is_empty() && (self.is_transferring() || !self.parked.is_empty());
+        let is_behind = !commands.is_empty() && (self.is_transferring() || self.parked.len() > 0);
         let leader = leader.filter(|_| !is_behind);
         if leader.is_some_and(|leader| pass(out.cx, leader).is_ok()) {
             return;

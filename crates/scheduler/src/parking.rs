@@ -47,10 +47,6 @@ impl<T> ParkingQueue<T> {
         self.queue.push_back(Parked { item, bytes, until });
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }
@@ -59,12 +55,20 @@ impl<T> ParkingQueue<T> {
         self.bytes
     }
 
-    pub(crate) fn position(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
-        self.queue.iter().position(|parked| is_it(&parked.item))
-    }
-
-    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
-        self.queue.get_mut(at).map(|parked| &mut parked.item)
+    /// Removes the first item from this position on for which `decide` returns a value, and returns both. The
+    /// position moves behind the other items.
+    pub(crate) fn take_next<R>(
+        &mut self,
+        at: &mut usize,
+        mut decide: impl FnMut(&mut T) -> Option<R>,
+    ) -> Option<(T, R)> {
+        while let Some(parked) = self.queue.get_mut(*at) {
+            if let Some(decided) = decide(&mut parked.item) {
+                return Some((self.take(*at)?, decided));
+            }
+            *at += 1;
+        }
+        None
     }
 
     /// Removes the item at this position, which may be anywhere in the queue: a READY may fit

@@ -87,7 +87,7 @@ impl Scheduler {
         let mut cluster = Cluster::new(&config);
         if let Some(state) = &config.state {
             let has_address = |instance| tenants.has_address(instance);
-            let kept = cluster.starts().keep_in(state, has_address, now());
+            let kept = cluster.starts.keep_in(state, has_address, now());
             kept.map_err(|e| SchedulerError::Read(state.clone(), e))?;
             cluster.note_adopted(&mut tenants);
         }
@@ -113,7 +113,7 @@ impl Scheduler {
     /// [`ServerError`]; all threads have ended then.
     pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
         let mut handles = Vec::new();
-        for keeper in [self.configuration.keeper(), self.tenants.keeper()] {
+        for keeper in [self.configuration.keeper(), &mut self.tenants.unwritten.keeper] {
             handles.extend(keeper.start().map_err(ServerError::Thread)?);
         }
         let clerk = self.config.enrolments.clone().map(Clerk::start);
@@ -216,7 +216,7 @@ impl Scheduler {
     /// Becomes one of several schedulers, which does not lead yet.
     pub(super) fn begin_following(&mut self, shared: &Arc<Shared>) {
         self.configuration.keeper().keep_in(shared, CONFIGURATION);
-        self.tenants.keeper().keep_in(shared, TENANTS);
+        self.tenants.unwritten.keeper.keep_in(shared, TENANTS);
         self.term = Some(Term::new(shared));
     }
 
@@ -245,7 +245,7 @@ impl Scheduler {
             FrameType::COMMAND => match Command(kind.operand) {
                 Command::STATS => self.cluster.handle_stats(out, &mut self.tenants, from, frame),
                 // A backup may report and read.
-                command if !kind.is_of_streams() && !self.cluster.may_command(from) => {
+                command if !kind.is_of_streams() && !self.cluster.controllers.may_command(from.key()) => {
                     limited!(info, out, from.uuid(), "not the master";
                         "{from}: {command} refused: it is not the master");
                     out.invalid_frame(from, kind, &Reason::RoleNotAllowed);
@@ -350,7 +350,7 @@ impl Scheduler {
         let has_address = |instance| self.tenants.has_address(instance);
         for node in term.take_unreachable(server) {
             let now = cx.now();
-            self.cluster.starts().handle_node_away(node, has_address, now);
+            self.cluster.starts.instances.node_left(node, has_address, now);
         }
         self.release_lost(cx);
     }
@@ -363,7 +363,7 @@ impl Scheduler {
         };
         let TermChange { view, ends, begins } = change;
         if view.leader.is_some_and(|leader| leader.uuid != cx.uuid()) {
-            self.tenants.forget_freed();
+            self.tenants.unwritten.forget_freed();
         }
         if ends {
             self.step_down(cx);
@@ -385,7 +385,7 @@ impl Scheduler {
         let has_address = |instance| self.tenants.has_address(instance);
         let is_there = |node| cx.directory().session(node).is_some();
         self.cluster
-            .starts()
+            .starts
             .adopt(intents, is_there, has_address, cx.now());
         self.cluster.note_adopted(&mut self.tenants);
         self.cluster.free_again(&mut self.tenants);
@@ -397,7 +397,8 @@ impl Scheduler {
         let mut sessions: Vec<_> = cx.directory().sessions().cloned().collect();
         sessions.sort_unstable_by_key(SessionInfo::uuid);
         for controller in sessions.iter().filter(|session| Cluster::is_controller(session)) {
-            self.cluster.handle_earlier_controller(controller);
+            // It gets no snapshot, because each node is announced to all controllers now.
+            self.cluster.controllers.join(controller);
         }
         for session in &sessions {
             self.enter_session(cx, session);
@@ -429,9 +430,9 @@ impl Scheduler {
         cx.send_to_servers(&Message::LeadsNoMore.encode());
         cx.set_leader_token(None);
         let Some(term) = &mut self.term else { return };
-        term.end(self.cluster.starts().intents());
+        term.end(self.cluster.starts.intents());
         self.following.end_transfer();
-        let parked = self.cluster.starts().take_parked();
+        let parked = self.cluster.starts.take_parked();
         self.cluster.forget(&self.config);
         self.pause = Pause::default();
         let mut commands = self.following.take_parked();
@@ -478,7 +479,7 @@ impl Scheduler {
         term.await_reports(server);
         let configuration = self.configuration.current().clone();
         let leads = Message::Leads { token, configuration };
-        let intents = self.cluster.starts().intents();
+        let intents = self.cluster.starts.intents();
         for message in std::iter::once(leads.encode()).chain(Message::of(&intents)) {
             if let Err(e) = cx.send_to_server(server, message) {
                 // The link has just ended. The next link to this server begins with all messages.
@@ -542,7 +543,9 @@ impl Scheduler {
             return;
         }
         let out = &mut Out::new(cx, &mut self.log);
-        self.cluster.complete_snapshots(out);
+        self.cluster
+            .controllers
+            .complete_snapshots(out, &self.cluster.nodes);
         // A controller that sent CONFIGURE to the previous leader learns from this whether the
         // configuration was adopted.
         if !self.configuration.current().is_empty() {
@@ -567,7 +570,7 @@ impl Scheduler {
                 cx.set_configuration(configuration);
                 if term.follow(server, token) {
                     // Also here, because the engine may be away for the whole term of that leader.
-                    self.tenants.forget_freed();
+                    self.tenants.unwritten.forget_freed();
                     self.announce_leader(cx);
                     self.begin_transfer(cx, server);
                 }
@@ -683,7 +686,7 @@ impl Handler for Scheduler {
         self.follow_engine(cx);
         if self.leads() {
             let out = &mut Out::new(cx, &mut self.log);
-            self.cluster.starts().refuse_parked(out);
+            self.cluster.starts.refuse_parked(out);
             for (from, frame) in self.tenants.take_starts() {
                 let why = "the scheduler stops".to_owned();
                 let refused = Err((StartFailureReason::FullCloud, why));
@@ -696,12 +699,12 @@ impl Handler for Scheduler {
 
     fn next_timer(&self) -> Option<Instant> {
         // A keeper has only woken the dispatcher; the timer takes its result.
-        let is_written = self.configuration.is_done() || self.tenants.is_done();
+        let is_written = self.configuration.is_done() || self.tenants.unwritten.keeper.is_done();
         let has_lost = self.config.enrolments.as_ref().is_some_and(Enrolments::has_lost);
         let of_all = [
             (is_written || has_lost).then(now),
             self.configuration.next_deadline(),
-            self.tenants.next_deadline(),
+            self.tenants.unwritten.next_deadline(),
             self.term.as_ref().and_then(Term::next_deadline),
             self.following.next_deadline(self.leads()),
         ];
@@ -709,7 +712,7 @@ impl Handler for Scheduler {
         let of_leader = [
             // After a pause, time limits apply later.
             first.map(|first| self.pause.postponed(first)),
-            self.cluster.next_part(),
+            self.cluster.controllers.next_deadline(),
         ];
         let of_leader = of_leader.into_iter().filter(|_| self.leads());
         of_all.into_iter().chain(of_leader).flatten().min()
@@ -727,7 +730,7 @@ impl Handler for Scheduler {
         self.configuration.proceed(out, lead);
         let proceeded = self.tenants.proceed(out);
         for instance in proceeded.freed {
-            self.cluster.starts().record_gone(instance);
+            self.cluster.starts.instances.handover.record_gone(instance);
         }
         for (from, frame, written) in proceeded.starts {
             let leased = written.map(|()| Leased::Start(frame.clone()));
@@ -747,7 +750,10 @@ impl Handler for Scheduler {
         if !self.pause.is_catching_up(out.now()) {
             self.cluster.expire(out, &self.tenants);
         }
-        self.cluster.continue_snapshots(out, is_syncing);
+        let nodes = &self.cluster.nodes;
+        self.cluster
+            .controllers
+            .continue_snapshots(out, nodes, is_syncing);
         self.finish(cx);
     }
 
@@ -803,7 +809,7 @@ impl ClusterHandler for Scheduler {
         self.follow_engine(cx);
         // A follower does not know which controller is the master.
         if self.leads() {
-            self.cluster.may_command(from)
+            self.cluster.controllers.may_command(from.key())
         } else {
             self.config.controllers == ControllerMode::Any
         }

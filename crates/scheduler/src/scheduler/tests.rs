@@ -39,7 +39,7 @@ impl Rig {
             scheduler.begin_following(&shared);
         }
         let (keeper, results) = Keeper::held();
-        *scheduler.tenants.keeper() = keeper;
+        scheduler.tenants.unwritten.keeper = keeper;
         let config = scheduler.serve_with(kit.server_config().unwrap());
         let mut test = HandlerTest::new(config, scheduler).unwrap();
         if is_shared {

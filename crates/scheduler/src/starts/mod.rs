@@ -15,12 +15,12 @@
 //!            └─ no node, no room: full_cloud, no_cn, no_net_cn
 //! ```
 //!
-//! This room owns the nodes' room, the table of instances and the STARTs that are parked or
-//! remembered. It knows no sessions, no controllers and no tenants.
+//! It knows no sessions, no controllers and no tenants.
 //!
-//! | file | holds |
+//! | file | owns |
 //! |---|---|
 //! | `unplaced` | a START that has been read and not been sent to a node yet |
+//! | `parked` | a START that waits for the READY of a node |
 //! | `instances` | the node and state of each instance, and STARTs in flight |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `ledger` | the file that keeps the node of each instance for the next scheduler |
@@ -28,12 +28,13 @@
 mod instances;
 mod ledger;
 mod moves;
+mod parked;
 mod unplaced;
 
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use log::{debug, info, warn};
 use uuid::Uuid;
@@ -41,6 +42,7 @@ use uuid::Uuid;
 use self::instances::{Instances, PendingStart, Report, StartFailed};
 use self::ledger::Ledger;
 use self::moves::Moves;
+use self::parked::ParkedStart;
 use self::unplaced::UnplacedStart;
 use super::config::SchedulerConfig;
 use super::figures::StartFigures;
@@ -52,36 +54,20 @@ use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::proto::{Frame, Status};
 use ssntp::server::{SendError, SessionInfo};
-use ssntp_payload::{Delete, InstanceState, Ready, StartFailure, StartFailureReason};
+use ssntp_payload::{Delete, Ready, StartFailure, StartFailureReason};
 use ssntp_transport::excerpt;
 
 /// The maximum number of nodes to which a START is sent if each refuses it because it is full or in
 /// maintenance. The policy of a node may refuse a START although the node has room.
 const MAX_NODES: u8 = 4;
 
-/// A START that waits for the READY of a node.
-#[derive(Debug)]
-struct ParkedStart {
-    start: UnplacedStart,
-    node: Uuid,
-}
-
-/// What became of a START that has arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Handled {
-    /// It is placed, parked or answered.
-    Done,
-    /// It names a tenant, and its instance needs an address in the tenant's network first.
-    LacksAddress,
-}
-
 /// The STARTs and their instances.
 #[derive(Debug)]
 pub(crate) struct Starts {
     placement: Placement,
     parked: ParkingQueue<ParkedStart>,
-    instances: Instances,
-    moves: Moves,
+    pub(crate) instances: Instances,
+    pub(crate) moves: Moves,
     figures: StartFigures,
     /// The instances that have left their nodes, or whose STARTs have failed. Unless they are taken again, their
     /// addresses are free. A node that this scheduler does not know yet may have them nevertheless.
@@ -126,7 +112,7 @@ impl Starts {
         });
         // No agent has connected yet.
         self.instances.adopt(owners, |_| false, has_address, now);
-        self.instances.handover().keep_in(ledger);
+        self.instances.handover.keep_in(ledger);
         Ok(())
     }
 
@@ -145,7 +131,7 @@ impl Starts {
             }
         }
         self.instances.adopt(intents, is_connected, has_address, now);
-        self.instances.handover().record_intents();
+        self.instances.handover.record_intents();
     }
 
     /// The intents for a scheduler that knows none.
@@ -155,7 +141,7 @@ impl Starts {
 
     /// Sends the intents that have changed since the last call, without the instances that are gone.
     pub(crate) fn send_intents(&mut self, out: &mut Out<'_, '_>) {
-        out.send_intents(&self.instances.handover().take_intents());
+        out.send_intents(&self.instances.handover.take_intents());
     }
 
     /// The intents for the instances that are gone since the last call.
@@ -176,32 +162,12 @@ impl Starts {
         left
     }
 
-    /// The instances that have come to a node or left one since the last call, each with that node.
-    pub(crate) fn take_moved(&mut self) -> Vec<(Uuid, Uuid)> {
-        self.instances.take_moved()
-    }
-
     /// An operator says that the node of an instance is lost for good, so the instance has ended.
     pub(crate) fn end_with_node(&mut self, out: &mut Out<'_, '_>, instance: Uuid) {
         if let Some(pending) = self.instances.end_with_node(instance) {
             self.handle_unanswered(out, instance, &pending);
         }
         self.left.push(instance);
-    }
-
-    /// Records once more that an instance is gone.
-    pub(crate) fn record_gone(&mut self, instance: Uuid) {
-        self.instances.handover().record_gone(instance);
-    }
-
-    /// The table of instances, for questions.
-    pub(crate) fn instances(&self) -> &Instances {
-        &self.instances
-    }
-
-    /// The number of instances that are being moved, and of those that were moved before.
-    pub(crate) fn moves(&self) -> (usize, u64) {
-        self.moves.counted()
     }
 
     pub(crate) fn figures(&self) -> StartFigures {
@@ -211,11 +177,6 @@ impl Starts {
             in_flight: self.instances.in_flight(),
             ..self.figures.clone()
         }
-    }
-
-    /// The reason why the nodes of instances are not in the file of the state directory.
-    pub(crate) fn ledger_fault(&self) -> Option<String> {
-        self.instances.ledger_fault()
     }
 
     /// The time at which the first time limit of a START is over.
@@ -232,17 +193,13 @@ impl Starts {
             .collect()
     }
 
-    /// Handles a START of a controller. One that lacks the address of its instance is left to the caller.
-    pub(crate) fn handle_start(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        from: &SessionInfo,
-        frame: &Frame,
-    ) -> Handled {
+    /// Handles a START of a controller. True if it is left to the caller, because it names a tenant, and its
+    /// instance needs an address in the tenant's network first.
+    pub(crate) fn handle_start(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) -> bool {
         self.figures.received += 1;
         match UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
             Ok(start) if self.instances.taken(start.instance).is_some() => self.refuse_taken(out, &start),
-            Ok(start) if start.lacks_address => return Handled::LacksAddress,
+            Ok(start) if start.lacks_address => return true,
             Ok(start) => self.place(out, Some(from), start),
             Err(e) => {
                 limited!(info, out, from.uuid(), "START refused";
@@ -252,12 +209,7 @@ impl Starts {
                 out.refuse(from, frame, &e.into());
             }
         }
-        Handled::Done
-    }
-
-    /// The START of an instance waits until its address is written. Until then the instance is taken.
-    pub(crate) fn handle_waiting(&mut self, instance: Uuid) {
-        self.instances.park(instance);
+        false
     }
 
     /// Handles a START whose instance has an address now, or needs none.
@@ -306,7 +258,7 @@ impl Starts {
     /// just arrived, so that its trace can be forwarded.
     fn place(&mut self, out: &mut Out<'_, '_>, from: Option<&SessionInfo>, start: UnplacedStart) {
         if let Some((start, reason)) = self.try_place(out, from, start) {
-            self.refuse_start(out, &start, reason);
+            self.refuse_start(out, &start, reason, None);
         }
     }
 
@@ -352,22 +304,17 @@ impl Starts {
         }
     }
 
-    /// Answers a START that was not sent to a node.
-    fn refuse_start(&mut self, out: &mut Out<'_, '_>, start: &UnplacedStart, reason: StartFailureReason) {
-        let missing = (reason == StartFailureReason::FullCloud)
-            .then(|| self.placement.missing(&start.needs))
-            .flatten();
-        self.refuse_unplaced(out, start, reason, missing.unwrap_or_default());
-    }
-
-    /// Like [`refuse_start`](Self::refuse_start), with this detail.
-    fn refuse_unplaced(
+    /// Answers a START that was not sent to a node. Without a `detail`, the failure has what is missing.
+    fn refuse_start(
         &mut self,
         out: &mut Out<'_, '_>,
         start: &UnplacedStart,
         reason: StartFailureReason,
-        detail: String,
+        detail: Option<String>,
     ) {
+        let is_full = reason == StartFailureReason::FullCloud;
+        let missing = || is_full.then(|| self.placement.missing(&start.needs))?;
+        let detail = detail.or_else(missing).unwrap_or_default();
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.figures.failed(reason.word(), start.received, out.now());
         self.instances.unpark(start.instance);
@@ -408,7 +355,7 @@ impl Starts {
                 }
                 // It is too long: a START grows with the lease of its address.
                 self.placement.take_back(&allocation);
-                self.refuse_unplaced(out, &start, StartFailureReason::InvalidData, e.to_string());
+                self.refuse_start(out, &start, StartFailureReason::InvalidData, Some(e.to_string()));
                 None
             }
         }
@@ -417,71 +364,27 @@ impl Starts {
     /// Places parked STARTs after a change of a node: they may fit it now, or no longer fit it.
     pub(crate) fn handle_node_changed(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
         let mut at = 0;
-        // By index, because delivering and placing a START changes the queue.
-        while self.placement.is_ready(node)
-            && let Some(parked) = self.parked.get_mut(at)
-        {
-            let UnplacedStart { from, needs, .. } = &parked.start;
-            let siblings = self.instances.siblings(&needs.apart_from);
-            let allocation = match () {
-                // A client that is both controller and agent does not receive its own STARTs.
-                () if *from == node => None,
-                // Another node may have fewer siblings.
-                () if siblings.contains_key(&node) => {
-                    match self.placement.place(needs, Some(*from), &siblings) {
-                        Verdict::Placed(allocation) => Some(allocation),
-                        Verdict::Wait(other) => {
-                            parked.node = other;
-                            None
-                        }
-                        _ => None,
-                    }
-                }
-                () => self.placement.place_on(node, needs),
-            };
-            let Some(allocation) = allocation else {
-                at += 1;
-                continue;
-            };
-            let Some(ParkedStart { start, .. }) = self.parked.take(at) else {
-                break;
-            };
-            if let Some(start) = self.deliver(out, None, start, allocation) {
-                self.place(out, None, start);
-            }
+        while let Some((parked, allocation)) = self.parked.take_next(&mut at, |parked| {
+            parked.fit(node, &mut self.placement, &self.instances)
+        }) {
+            self.place_parked(out, parked, Some(allocation));
         }
-        self.reconsider(out, node);
+        at = 0;
+        while let Some((parked, allocation)) = self.parked.take_next(&mut at, |parked| {
+            parked.leave(node, &mut self.placement, &self.instances)
+        }) {
+            self.place_parked(out, parked, allocation);
+        }
     }
 
-    /// The STARTs that wait for a READY of `node` and no longer fit it wait for another node, are
-    /// sent to one, or are answered.
-    fn reconsider(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
-        let mut at = 0;
-        while let Some(parked) = self.parked.get_mut(at) {
-            let needs = &parked.start.needs;
-            if parked.node != node || self.placement.would_fit(node, needs) {
-                at += 1;
-                continue;
-            }
-            // The sender is left out of the search, as in `try_place`.
-            let from = parked.start.from;
-            let siblings = self.instances.siblings(&needs.apart_from);
-            let verdict = self.placement.place(needs, Some(from), &siblings);
-            if let Verdict::Wait(other) = verdict {
-                parked.node = other;
-                at += 1;
-                continue;
-            }
-            let Some(ParkedStart { start, .. }) = self.parked.take(at) else {
-                break;
-            };
-            let back = match verdict {
-                Verdict::Placed(allocation) => self.deliver(out, None, start, allocation),
-                _ => Some(start),
-            };
-            if let Some(start) = back {
-                self.place(out, None, start);
-            }
+    /// Sends a START that was parked to its node. If it cannot, or has none, places it again.
+    fn place_parked(&mut self, out: &mut Out<'_, '_>, parked: ParkedStart, allocation: Option<Allocation>) {
+        let back = match allocation {
+            Some(allocation) => self.deliver(out, None, parked.start, allocation),
+            None => Some(parked.start),
+        };
+        if let Some(start) = back {
+            self.place(out, None, start);
         }
     }
 
@@ -502,7 +405,7 @@ impl Starts {
             }
             limited!(info, out, start.from, "no READY in time";
                 "START of {}: no node has sent READY in time", start.instance);
-            self.refuse_start(out, &start, StartFailureReason::FullCloud);
+            self.refuse_start(out, &start, StartFailureReason::FullCloud, None);
         }
         for (instance, pending) in self.instances.expire(has_address, now) {
             self.handle_unanswered(out, instance, &pending);
@@ -515,7 +418,7 @@ impl Starts {
     /// answered: the nodes report their outcome to the next scheduler.
     pub(crate) fn refuse_parked(&mut self, out: &mut Out<'_, '_>) {
         while let Some(ParkedStart { start, .. }) = self.parked.take(0) {
-            self.refuse_start(out, &start, StartFailureReason::FullCloud);
+            self.refuse_start(out, &start, StartFailureReason::FullCloud, None);
         }
     }
 
@@ -537,24 +440,11 @@ impl Starts {
         out.tell_controllers(&failure);
     }
 
-    /// Enters the instances that the STATS of a node list. The caller forwards the STATS and then
-    /// calls [`handle_report`](Self::handle_report), because failures follow the STATS that explain
-    /// them.
-    pub(crate) fn enter_listed(
-        &mut self,
-        node: Uuid,
-        listed: &[(Uuid, InstanceState)],
-        interval: Duration,
-        now: Instant,
-    ) -> Report {
-        self.instances.report(node, listed, interval, now)
-    }
-
     /// Handles the news in STATS of a node.
     pub(crate) fn handle_report(&mut self, out: &mut Out<'_, '_>, node: Uuid, report: Report) {
         for instance in report.parked {
-            let at = self.parked.position(|parked| parked.start.instance == instance);
-            if let Some(parked) = at.and_then(|at| self.parked.take(at)) {
+            let is_it = |parked: &mut ParkedStart| (parked.start.instance == instance).then_some(());
+            if let Some((parked, ())) = self.parked.take_next(&mut 0, is_it) {
                 self.refuse_taken(out, &parked.start);
             }
         }
@@ -587,11 +477,6 @@ impl Starts {
         } else if was_known {
             self.left.push(instance);
         }
-    }
-
-    /// A STOP or DELETE has ended an instance, so no later move starts it again.
-    pub(crate) fn handle_user_ended(&mut self, instance: Uuid) {
-        self.moves.user_ended(instance);
     }
 
     /// Handles `no_instance` of a node; true if it answers the DELETE of an instance whose START was
@@ -711,7 +596,7 @@ impl Starts {
     }
 
     /// Handles EVACUATE, which was sent to a node. With `move`, `ending` has the instances that a STOP
-    /// or DELETE ends.
+    /// or DELETE ends, and the controller receives a StartFailure for each running instance that cannot be moved.
     pub(crate) fn handle_evacuate(
         &mut self,
         out: &mut Out<'_, '_>,
@@ -722,44 +607,18 @@ impl Starts {
         // A READY that the node sent before it received EVACUATE may still arrive.
         self.placement.suspend(node, Suspension::Evacuating);
         if let Some(ending) = ending {
-            self.begin_move(out, from, node, ending);
+            let mut instances = self.instances.of(node);
+            // The user ends these, so their end is not for a move.
+            instances.retain(|(instance, _)| !ending.contains(instance));
+            let is_starting = |instance| self.instances.is_starting(instance);
+            let (moving, failures) = self.moves.begin(node, instances, is_starting);
+            for failure in failures {
+                out.send(from.uuid(), &Frame::of(&failure));
+            }
+            info!(target: "ssntp::scheduler", "{from}: {moving} instances of {node} are moved");
         }
         // Parked STARTs that waited for this node are placed on other nodes.
         self.handle_node_changed(out, node);
-    }
-
-    /// Begins to move the instances of a node that was sent EVACUATE with `move`. The controller
-    /// receives a StartFailure for each running instance that cannot be moved.
-    fn begin_move(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, node: Uuid, ending: &HashSet<Uuid>) {
-        let mut moving = Vec::new();
-        for (instance, has_ended) in self.instances.of(node) {
-            // The user ends it, so its end is not for a move.
-            if ending.contains(&instance) {
-                continue;
-            }
-            let (immovable, restarts) = self.moves.of(instance);
-            let Some(reason) = immovable else {
-                if restarts || !has_ended {
-                    moving.push(instance);
-                }
-                continue;
-            };
-            // An instance that has ended needs no failure, because it does not stop running.
-            // An instance that has not been started yet is placed again.
-            if has_ended || self.instances.is_starting(instance) {
-                continue;
-            }
-            let failure = StartFailure {
-                node_uuid: node.into(),
-                instance_uuid: instance.into(),
-                reason,
-                restart: true,
-                ..StartFailure::default()
-            };
-            out.send(from.uuid(), &Frame::of(&failure));
-        }
-        info!(target: "ssntp::scheduler", "{from}: {} instances of {node} are moved", moving.len());
-        self.moves.begin(node, moving);
     }
 
     /// Handles RESTORE, or the end of an evacuation.
@@ -805,11 +664,6 @@ impl Starts {
     pub(crate) fn handle_node_departed(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
         self.placement.disconnect(node);
         self.handle_node_changed(out, node);
-    }
-
-    /// The instances of a node that has disconnected count as away.
-    pub(crate) fn handle_node_away(&mut self, node: Uuid, has_address: impl Fn(Uuid) -> bool, now: Instant) {
-        self.instances.node_left(node, has_address, now);
     }
 
     /// A node has sent no STATS for too long, or sends them again.

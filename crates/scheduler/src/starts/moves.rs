@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use super::unplaced::UnplacedStart;
 use ssntp::proto::{Command, Frame};
-use ssntp_payload::{CommandSubject, StartFailureReason};
+use ssntp_payload::{CommandSubject, StartFailure, StartFailureReason};
 
 /// The memory for remembered STARTs, in bytes: 64 thousand STARTs of one kibibyte.
 const MAX_BYTES: usize = 64 << 20;
@@ -54,7 +54,7 @@ impl SentStart {
 
 /// The remembered STARTs, and the instances that are being moved.
 #[derive(Debug, Default)]
-pub(super) struct Moves {
+pub(crate) struct Moves {
     starts: HashMap<Uuid, SentStart>,
     bytes: usize,
     /// The instances that will be started elsewhere once they have ended, each with its node.
@@ -113,7 +113,7 @@ impl Moves {
 
     /// Forgets the START of an instance that a STOP or DELETE has ended, so that no later move
     /// starts it again. A persistent instance may be restarted, and is not moved anyway.
-    pub(super) fn user_ended(&mut self, instance: Uuid) {
+    pub(crate) fn user_ended(&mut self, instance: Uuid) {
         if self
             .starts
             .get(&instance)
@@ -132,7 +132,7 @@ impl Moves {
     }
 
     /// The number of instances that are being moved, and of those that were moved before.
-    pub(super) fn counted(&self) -> (usize, u64) {
+    pub(crate) fn counted(&self) -> (usize, u64) {
         (self.moving.len(), self.moved)
     }
 
@@ -146,20 +146,44 @@ impl Moves {
         self.moving.remove(&instance).is_some()
     }
 
-    /// What a move of an instance depends on: the reason in StartFailure why it cannot be moved, and
-    /// true if its node restarts it by itself.
-    pub(super) fn of(&self, instance: Uuid) -> (Option<StartFailureReason>, bool) {
-        match self.starts.get(&instance) {
-            Some(sent) => (sent.immovable.clone(), sent.restarts),
-            None => (Some(StartFailureReason::NotMovedUnknown), false),
-        }
-    }
-
-    /// Begins the move of these instances away from a node.
-    pub(super) fn begin(&mut self, node: Uuid, moving: Vec<Uuid>) {
+    /// Begins the move of these instances away from a node, each with true if it has ended. Returns the number
+    /// of those that are moved, and a failure for each running one that cannot be.
+    pub(super) fn begin(
+        &mut self,
+        node: Uuid,
+        instances: Vec<(Uuid, bool)>,
+        is_starting: impl Fn(Uuid) -> bool,
+    ) -> (usize, Vec<StartFailure>) {
         self.end(node);
-        self.moving
-            .extend(moving.into_iter().map(|instance| (instance, node)));
+        let before = self.moving.len();
+        let mut failures = Vec::new();
+        for (instance, has_ended) in instances {
+            let reason = match self.starts.get(&instance) {
+                Some(SentStart {
+                    immovable: None,
+                    restarts,
+                    ..
+                }) => {
+                    if *restarts || !has_ended {
+                        self.moving.insert(instance, node);
+                    }
+                    continue;
+                }
+                Some(sent) => sent.immovable.clone(),
+                None => Some(StartFailureReason::NotMovedUnknown),
+            };
+            // An instance that has ended needs no failure, because it does not stop running.
+            // An instance that has not been started yet is placed again.
+            let reason = reason.filter(|_| !has_ended && !is_starting(instance));
+            failures.extend(reason.map(|reason| StartFailure {
+                node_uuid: node.into(),
+                instance_uuid: instance.into(),
+                reason,
+                restart: true,
+                ..StartFailure::default()
+            }));
+        }
+        (self.moving.len() - before, failures)
     }
 
     /// An instance that was moved has ended. Takes its START.

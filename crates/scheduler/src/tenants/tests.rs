@@ -1,10 +1,13 @@
 //! The table of tenants: assignment, leases, its file, and what is freed again.
 
+use super::unwritten::MAX_WAITING_BYTES;
 use super::*;
 use ssntp::Role;
 use ssntp::proto::Command;
 use ssntp::testkit::{HandlerTest, Testkit};
+use ssntp_cluster::summed::summed;
 use ssntp_payload::Start;
+use ssntp_transport::now;
 
 fn asked(action: Action, name: &str) -> Tenant {
     Tenant {
@@ -195,13 +198,12 @@ fn changes_that_wait_are_written_when_the_scheduler_ends() {
     std::os::unix::fs::symlink(&target, &link).unwrap();
     let mut table = TenantTable::load(&configuration).unwrap();
     // Without a server, no callback takes a result and begins the next write.
-    drop(table.keeper.start().unwrap());
+    drop(table.unwritten.keeper.start().unwrap());
     for (name, number) in [("a", 1), ("b", 2)] {
         table.change(&add(name, number, 0)).unwrap();
-        table.is_changed = true;
+        table.unwritten.handle_change(true);
         table.write();
     }
-    assert!(table.is_changed, "the first write is under way");
     let written = table.table.clone();
     drop(table);
     assert_eq!(TenantTable::load(&configuration).unwrap().table, written);
@@ -217,20 +219,21 @@ fn addresses_whose_release_may_be_lost_are_freed_again_unless_they_were_leased_a
         table.change(&lease("a", instance.as_u128(), "")).unwrap();
     }
     let engines = summed(&table.table).unwrap();
+    // The first two are being written when the third is freed.
     table.free(instances[0], true);
     table.free(instances[1], true);
-    // These two are being written when the third is freed.
-    table.freed_in_write = std::mem::take(&mut table.freed);
+    table.unwritten.keeper = Keeper::held().0;
+    table.write();
     table.free(instances[2], true);
     table.change(&lease("a", 2, "")).unwrap();
     table.replace(engines.as_ref()).unwrap();
-    for instance in table.take_freed() {
+    for instance in table.unwritten.take_freed() {
         table.free(instance, true);
     }
     let leased: Vec<_> = table.instances.keys().copied().collect();
     assert_eq!(leased, [instances[1]]);
     assert_eq!(
-        instances.map(|instance| table.is_freeing(instance)),
+        instances.map(|instance| table.unwritten.is_freeing(instance)),
         [true, false, true]
     );
 }
@@ -239,10 +242,11 @@ fn addresses_whose_release_may_be_lost_are_freed_again_unless_they_were_leased_a
 fn write_without_a_thread_fails() {
     let dir = tempfile::tempdir().unwrap();
     let mut table = TenantTable::load(&dir.path().join("cluster.yaml")).unwrap();
-    table.is_changed = true;
+    table.unwritten.handle_change(true);
     table.write();
-    assert!(table.keeper.is_done());
-    assert!(table.take_written().is_some_and(|(_, result)| result.is_err()));
+    assert!(table.unwritten.keeper.is_done());
+    let finished = table.unwritten.take_finished(now());
+    assert!(finished.is_some_and(|(_, result)| result.is_err()));
 }
 
 #[test]
@@ -251,7 +255,7 @@ fn the_starts_that_wait_for_the_disk_are_bounded_in_bytes() {
     let mut test = HandlerTest::new(kit.server_config().unwrap(), ()).unwrap();
     let from = test.connect(&kit.identity(Role::CONTROLLER).unwrap()).unwrap();
     let (mut table, (keeper, _results)) = (TenantTable::default(), Keeper::held());
-    table.keeper = keeper;
+    table.unwritten.keeper = keeper;
     table.change(&add("a", 1, 0)).unwrap();
     let mut lease = |instance| {
         let start = Start {

@@ -15,7 +15,7 @@ use crate::starts::ledger::Ledger;
 
 /// The changes for the next scheduler.
 #[derive(Debug, Default)]
-pub(in crate::starts) struct Handover {
+pub(crate) struct Handover {
     /// The file in which the next scheduler finds the node of each instance; `None` without a
     /// state directory.
     ledger: Option<Ledger>,
@@ -33,7 +33,7 @@ impl Handover {
     }
 
     /// The reason why changes are not in the ledger's file.
-    pub(in crate::starts) fn fault(&self) -> Option<String> {
+    pub(crate) fn fault(&self) -> Option<String> {
         self.ledger.as_ref().and_then(Ledger::fault)
     }
 
@@ -67,7 +67,7 @@ impl Handover {
     }
 
     /// Records once more that an instance is gone.
-    pub(in crate::starts) fn record_gone(&mut self, instance: Uuid) {
+    pub(crate) fn record_gone(&mut self, instance: Uuid) {
         self.record(instance, None, StartState::Answered);
     }
 

@@ -30,6 +30,7 @@
 //! bounded, and those of the STARTs that were sent to it since. All nodes that are away own at
 //! most [`MAX_AWAY`] instances together, beside those with addresses, which the table of tenants bounds.
 
+mod answered;
 mod handover;
 mod lost;
 mod pending;
@@ -41,6 +42,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use self::answered::AnsweredStarts;
 use self::handover::Handover;
 use self::lost::Lost;
 pub(crate) use self::pending::PendingStart;
@@ -58,10 +60,6 @@ const AWAY_TIME: Duration = Duration::from_secs(600);
 /// The maximum number of instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
 /// of the node that disconnected first are forgotten.
 const MAX_AWAY: usize = 65_536;
-/// The maximum number of answered STARTs that are remembered, so that a failure that an agent repeats is
-/// not forwarded twice. This covers the STARTs in flight of several agents that reconnect.
-const MAX_ANSWERED: usize = 4096;
-
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// Its START waits for a node, or for the disk.
@@ -103,15 +101,6 @@ enum Presence {
     Away,
     /// It is away for so long that only its instances with addresses are known.
     Missing,
-}
-
-/// A START that was answered with a failure. It is remembered because agents repeat failures.
-#[derive(Debug)]
-struct Answered {
-    instance: Uuid,
-    node: Uuid,
-    /// True if the instance was known to belong to that node.
-    is_owner: bool,
 }
 
 /// The news in STATS of a node.
@@ -159,10 +148,10 @@ pub(crate) struct Instances {
     away: VecDeque<(Instant, Uuid)>,
     /// The number of the instances of all nodes in that queue.
     away_instances: usize,
-    /// In the order of the answers, so that the oldest is forgotten first.
-    answered: VecDeque<Answered>,
+    answered: AnsweredStarts,
     lost: Lost,
-    handover: Handover,
+    /// What the next scheduler gets.
+    pub(crate) handover: Handover,
     /// The instances that have come to a node or left one since the last question.
     moved: Vec<(Uuid, Uuid)>,
 }
@@ -218,16 +207,6 @@ impl Instances {
         let away: Vec<_> = nodes.filter(|node| !is_connected(*node)).collect();
         away.into_iter()
             .for_each(|node| self.node_left(node, &has_address, now));
-    }
-
-    /// What the next scheduler gets.
-    pub(super) fn handover(&mut self) -> &mut Handover {
-        &mut self.handover
-    }
-
-    /// The reason why changes are not in the ledger's file.
-    pub(super) fn ledger_fault(&self) -> Option<String> {
-        self.handover.fault()
     }
 
     /// The intents for the instances that are gone since the last call and have no node again.
@@ -312,7 +291,7 @@ impl Instances {
     }
 
     /// The instances that have come to a node or left one since the last call, each with that node.
-    pub(super) fn take_moved(&mut self) -> Vec<(Uuid, Uuid)> {
+    pub(crate) fn take_moved(&mut self) -> Vec<(Uuid, Uuid)> {
         std::mem::take(&mut self.moved)
     }
 
@@ -402,7 +381,7 @@ impl Instances {
         of_node.is_some_and(|of_node| of_node.foreign.contains(&instance))
     }
 
-    pub(super) fn park(&mut self, instance: Uuid) {
+    pub(crate) fn park(&mut self, instance: Uuid) {
         let (node, state) = (None, State::Parked);
         self.by_uuid.entry(instance).or_insert(Entry { node, state });
     }
@@ -469,8 +448,9 @@ impl Instances {
         self.insert(instance, Entry { node, state });
     }
 
-    /// Handles STATS of a node, which list these instances and are sent every `interval`.
-    pub(super) fn report(
+    /// Handles STATS of a node, which list these instances and are sent every `interval`. The caller forwards the
+    /// STATS before it handles the news, because failures follow the STATS that explain them.
+    pub(crate) fn report(
         &mut self,
         node: Uuid,
         listed: &[(Uuid, InstanceState)],
@@ -601,16 +581,11 @@ impl Instances {
     /// Handles a StartFailure of a node.
     pub(super) fn failed(&mut self, instance: Uuid, node: Uuid, reason: &StartFailureReason) -> StartFailed {
         let Some(entry) = self.by_uuid.get(&instance) else {
-            let mut answers = self.answered.iter().filter(|known| known.instance == instance);
-            if answers.clone().any(|known| known.node == node) {
-                return StartFailed::Repeated;
+            let meaning = self.answered.meaning_of(instance, node);
+            if matches!(meaning, StartFailed::Unknown) {
+                self.answered.remember(instance, node, false);
             }
-            // The instance belonged to another node, whose failure was the answer.
-            if answers.any(|known| known.is_owner) {
-                return StartFailed::Foreign;
-            }
-            self.remember(instance, node, false);
-            return StartFailed::Unknown;
+            return meaning;
         };
         if entry.node != Some(node) {
             return StartFailed::Foreign;
@@ -634,7 +609,7 @@ impl Instances {
             // an earlier scheduler.
             State::Known(Phase::Pending) => {
                 self.forget(instance);
-                self.remember(instance, node, true);
+                self.answered.remember(instance, node, true);
                 StartFailed::Unknown
             }
             // The reason agrees with the state, so it may answer a START of an earlier scheduler.
@@ -646,7 +621,7 @@ impl Instances {
 
     /// Marks a node as away: it has disconnected. A node that is away already stays so. `has_address` is true
     /// for the instances that have an address in a tenant's network.
-    pub(super) fn node_left(&mut self, node: Uuid, has_address: impl Fn(Uuid) -> bool, now: Instant) {
+    pub(crate) fn node_left(&mut self, node: Uuid, has_address: impl Fn(Uuid) -> bool, now: Instant) {
         let is_here = |of_node: &&mut OfNode| of_node.presence == Presence::Here;
         let Some(of_node) = self.by_node.get_mut(&node).filter(is_here) else {
             return;
@@ -720,7 +695,7 @@ impl Instances {
         }
         for (instance, pending) in &given_up {
             let node = pending.allocation.node;
-            self.remember(*instance, node, true);
+            self.answered.remember(*instance, node, true);
             self.handover.record(*instance, Some(node), StartState::GivenUp);
             // If the node was forgotten before, no STATS can free the UUID.
             if !self.by_node.contains_key(&node) {
@@ -797,19 +772,8 @@ impl Instances {
     /// Removes a START that has failed, and remembers that it was answered.
     fn answered(&mut self, instance: Uuid, pending: &PendingStart) {
         self.due.clear(&instance);
-        self.remember(instance, pending.allocation.node, true);
+        self.answered.remember(instance, pending.allocation.node, true);
         self.forget(instance);
-    }
-
-    fn remember(&mut self, instance: Uuid, node: Uuid, is_owner: bool) {
-        if self.answered.len() >= MAX_ANSWERED {
-            self.answered.pop_front();
-        }
-        self.answered.push_back(Answered {
-            instance,
-            node,
-            is_owner,
-        });
     }
 
     fn forget(&mut self, instance: Uuid) {

@@ -410,7 +410,7 @@ fn the_starts_that_wait_for_an_answer_are_counted() {
 fn a_ledger_that_has_dropped_changes_gets_the_whole_table() {
     let (mut stage, (mut ledger, given)) = (Stage::new(), Ledger::unwritten());
     ledger.fall_behind();
-    stage.table.handover().keep_in(ledger);
+    stage.table.handover.keep_in(ledger);
     stage.give(ONE, NODE);
     stage.table.end_with_node(TWO);
     stage.table.catch_up();

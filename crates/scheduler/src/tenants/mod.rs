@@ -9,29 +9,34 @@
 //! The table is kept in a file beside the configuration. A change is answered once it is on
 //! the disk. The table keeps a change that could not be written, and the next change is written
 //! together with it. Without a configuration file, the table is lost when the scheduler ends.
+//!
+//! `unwritten` owns what the file does not have yet, and what waits until it is written.
+
+mod unwritten;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::Ipv4Addr;
+use std::ops::Bound;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::Bytes;
 use log::error;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use self::unwritten::{Due, Pending, Unwritten, WaitingStart};
 use super::config::SchedulerError;
 use super::keeper::Keeper;
 use super::out::{Out, limited};
 use super::parking::{detached, with_trace_of};
-use super::shared::{TENANTS, Written};
+use super::shared::TENANTS;
 use ipnet::Ipv4Net;
 use ssntp::payload::{Id, yaml};
 use ssntp::proto::Frame;
 use ssntp::server::SessionInfo;
 use ssntp_cluster::subnet::{MAX_KEY, gateway, mac_of, subnet};
-use ssntp_cluster::summed::{parse_summed, read_summed, summed};
+use ssntp_cluster::summed::{parse_summed, read_summed};
 use ssntp_engine::View;
 use ssntp_payload::{
     CommandSubject, PublicIpAssigned, StartFailureReason, StartPayload, Tenant, TenantAction as Action,
@@ -42,13 +47,6 @@ use ssntp_payload::{
 const MAX_TENANTS: usize = 4096;
 /// The maximum number of tenants in one answer. An entry has some 300 bytes.
 const PAGE: usize = 256;
-/// The maximum number of changes that wait for the disk; a further one is refused.
-const MAX_WAITING: usize = 256;
-/// The maximum number of bytes of the STARTs that wait for the disk, each as it arrived and with its address. It is
-/// enough for one of the longest.
-const MAX_WAITING_BYTES: usize = 64 << 20;
-/// The time after which a change that waits for a disk is answered. An engine answers within five seconds.
-const MAX_WAIT: Duration = Duration::from_secs(30);
 /// The length limit of the file, in bytes. A longer one could not be read again. The engine has the
 /// same limit for its documents.
 const MAX_LEN: usize = yaml::MAX_DOCUMENT_LEN;
@@ -59,45 +57,6 @@ const ADDRESS_LEN: usize = 64;
 
 /// Why a Tenant is refused: the reason and its text.
 type TenantRefused = (Refusal, String);
-/// What waits for a write.
-#[derive(Debug)]
-struct Pending {
-    /// The controller that it is of.
-    from: SessionInfo,
-    due: Due,
-    /// The time at which it is answered even if the write has not ended.
-    until: Instant,
-}
-
-#[derive(Debug)]
-enum Due {
-    Answer(Answer),
-    Start(WaitingStart),
-}
-
-/// A START that waits until the address of its instance is written.
-#[derive(Debug)]
-struct WaitingStart {
-    /// As its controller has sent it.
-    arrived: Frame,
-    /// With its address.
-    leased: Frame,
-    instance: Uuid,
-    /// The tenant and address of its instance.
-    lease: Option<(String, Ipv4Addr)>,
-    /// True if the address was leased for this START.
-    is_new: bool,
-}
-
-impl Pending {
-    fn bytes(&self) -> usize {
-        match &self.due {
-            Due::Start(start) => start.arrived.encoded_len() + start.leased.encoded_len(),
-            Due::Answer(_) => 0,
-        }
-    }
-}
-
 /// The outcome for a START that needs an address.
 #[derive(Debug)]
 pub(super) enum Leased {
@@ -106,10 +65,6 @@ pub(super) enum Leased {
     /// The START of this instance waits for the disk.
     Waits(Uuid),
 }
-
-/// What was due after a write, and its result: the instances whose addresses are free in the file as
-/// well, or why it failed.
-type FinishedWrite = (Vec<Pending>, Result<BTreeSet<Uuid>, String>);
 
 /// What follows from a write that has ended.
 #[derive(Debug, Default)]
@@ -129,22 +84,12 @@ pub(super) struct TenantTable {
     /// The instances whose address an earlier scheduler has leased, and whose nodes this one has not known. That a START
     /// of one was sent to a node does not show that no other node has it.
     of_unknown_node: BTreeSet<Uuid>,
-    keeper: Keeper,
-    /// What waits for the next write.
-    waiting: Vec<Pending>,
-    /// What waits for the write in progress; `None` if there is none.
-    being_written: Option<Vec<Pending>>,
-    /// True if the table has changes that the write in progress does not include.
-    is_changed: bool,
-    /// If there are several schedulers: the instances whose addresses were freed since the last write,
-    /// and those of the write in progress.
-    freed: BTreeSet<Uuid>,
-    freed_in_write: BTreeSet<Uuid>,
+    /// What the file does not have yet.
+    pub(super) unwritten: Unwritten,
     /// The revision of the engine's table, if it cannot be read, and the reason.
     unreadable: Option<(u64, String)>,
-    /// The instances whose public addresses may have to be taken back: they have lost their address,
-    /// or a concentrator has reported one of theirs.
-    to_check: Vec<Uuid>,
+    /// The instances that have lost their addresses since the last question.
+    released: Vec<Uuid>,
 }
 
 /// The content of the file.
@@ -194,7 +139,7 @@ impl TenantTable {
             read_summed(&file).map_err(|why| SchedulerError::Read(file.clone(), io::Error::other(why)))?;
         let mut tenants = Self::default();
         tenants.begin(table.unwrap_or_default());
-        tenants.keeper = Keeper::of(file);
+        tenants.unwritten.keeper = Keeper::of(file);
         Ok(tenants)
     }
 
@@ -245,16 +190,6 @@ impl TenantTable {
         self.of_unknown_node.retain(|instance| !is_known(*instance));
     }
 
-    /// The keeper of the table's file. The caller starts its thread.
-    pub(super) fn keeper(&mut self) -> &mut Keeper {
-        &mut self.keeper
-    }
-
-    /// True if a write is done whose result has not been handled.
-    pub(super) fn is_done(&self) -> bool {
-        self.keeper.is_done()
-    }
-
     /// Carries out a Tenant. Returns the answer, and true if the table has changed.
     fn change(&mut self, asked: &Tenant) -> Result<(Answer, bool), TenantRefused> {
         let mut answer = Answer {
@@ -264,12 +199,9 @@ impl TenantTable {
         let name = asked.name.as_str();
         let changes = match asked.action {
             Action::List => {
-                let after = (
-                    // The name is that of the last entry of the previous page. An empty name
-                    // returns the first page.
-                    std::ops::Bound::Excluded(name.to_owned()),
-                    std::ops::Bound::Unbounded,
-                );
+                // The name is that of the last entry of the previous page. An empty name returns the first
+                // page.
+                let after = (Bound::Excluded(name.to_owned()), Bound::Unbounded);
                 let mut page = self.table.tenants.range(after);
                 let entries = page
                     .by_ref()
@@ -359,11 +291,8 @@ impl TenantTable {
                 addresses: BTreeMap::new(),
                 ..there.clone()
             } == record;
-            return if is_same {
-                Ok(false)
-            } else {
-                Err((Refusal::Taken, format!("there is a tenant {name} already")))
-            };
+            let taken = || (Refusal::Taken, format!("there is a tenant {name} already"));
+            return is_same.then_some(false).ok_or_else(taken);
         }
         if tenants.len() >= MAX_TENANTS {
             let why = format!("there are {MAX_TENANTS} tenants, the most that there may be");
@@ -397,14 +326,9 @@ impl TenantTable {
             name.len() + TENANT_LEN + ADDRESS_LEN * record.addresses.len()
         };
         let all: usize = self.table.tenants.iter().map(len).sum();
-        if all + bytes <= MAX_LEN {
-            Ok(())
-        } else {
-            Err((
-                Refusal::AtLimit,
-                "the table of tenants would be longer than 1 MiB".to_owned(),
-            ))
-        }
+        let why = || "the table of tenants would be longer than 1 MiB".to_owned();
+        let has_room = all + bytes <= MAX_LEN;
+        has_room.then_some(()).ok_or_else(|| (Refusal::AtLimit, why()))
     }
 
     fn free_key(&self) -> Result<u32, TenantRefused> {
@@ -426,14 +350,8 @@ impl TenantTable {
         // An instance has one address, so a repeated request must not lease a second one.
         if let Some((tenant, ip)) = self.instances.get(&instance) {
             let is_it = *tenant == asked.name && (wanted.is_empty() || wanted == ip.to_string());
-            return if is_it {
-                Ok(false)
-            } else {
-                Err((
-                    Refusal::Taken,
-                    format!("instance {instance} has {ip} of tenant {tenant}"),
-                ))
-            };
+            let why = || format!("instance {instance} has {ip} of tenant {tenant}");
+            return is_it.then_some(false).ok_or_else(|| (Refusal::Taken, why()));
         }
         self.check_room(ADDRESS_LEN)?;
         let Some(record) = self.table.tenants.get_mut(&asked.name) else {
@@ -451,16 +369,14 @@ impl TenantTable {
                 free.ok_or_else(|| (Refusal::AtLimit, format!("no address of {subnet} is free")))?
             }
             _ => {
-                return Err(invalid(format!(
-                    "{wanted:?} is no address of an instance in {subnet}"
-                )));
+                let why = format!("{wanted:?} is no address of an instance in {subnet}");
+                return Err(invalid(why));
             }
         };
         record.addresses.insert(ip, instance);
         self.instances.insert(instance, (asked.name.clone(), ip));
         // It is not free any more, whatever becomes of the write.
-        self.freed.remove(&instance);
-        self.freed_in_write.remove(&instance);
+        self.unwritten.handle_leased(instance);
         Ok(true)
     }
 
@@ -487,7 +403,7 @@ impl TenantTable {
         match self.fault() {
             Some(why) => Err((Refusal::NotSaved, why.to_owned())),
             // The disk may hang, and a controller may send any number of changes meanwhile.
-            None if changes && !self.has_room(0) => {
+            None if changes && !self.unwritten.has_room(0) => {
                 Err((Refusal::AtLimit, "too many changes wait for the disk".to_owned()))
             }
             None => Ok(()),
@@ -503,7 +419,7 @@ impl TenantTable {
             record.addresses.remove(&ip);
         }
         self.of_unknown_node.remove(&instance);
-        self.to_check.push(instance);
+        self.released.push(instance);
         true
     }
 
@@ -554,16 +470,9 @@ impl TenantTable {
         of.map(|record| &record.addresses)
     }
 
-    /// A concentrator has reported a public address of an instance, which may be outdated.
-    pub(super) fn handle_public_ip(&mut self, public: &PublicIpAssigned) {
-        if self.is_outdated(public) {
-            self.to_check.extend(public.instance_uuid.uuid());
-        }
-    }
-
-    /// Takes the instances whose public addresses may have to be taken back.
-    pub(super) fn take_to_check(&mut self) -> Vec<Uuid> {
-        std::mem::take(&mut self.to_check)
+    /// Takes the instances that have lost their addresses since the last call.
+    pub(super) fn take_released(&mut self) -> Vec<Uuid> {
+        std::mem::take(&mut self.released)
     }
 
     /// True if a public address leads to an address of a tenant that its instance does not have.
@@ -579,99 +488,17 @@ impl TenantTable {
         of.is_some_and(|(name, _)| !is_its(name))
     }
 
-    /// True if a change can wait for the disk, with this number of bytes.
-    fn has_room(&self, bytes: usize) -> bool {
-        let waiting: usize = self.waiting().map(Pending::bytes).sum();
-        self.waiting.len() < MAX_WAITING && waiting + bytes <= MAX_WAITING_BYTES
-    }
-
-    /// What waits for the write in progress and for the next one, the oldest first.
-    fn waiting(&self) -> impl Iterator<Item = &Pending> {
-        self.being_written.iter().flatten().chain(&self.waiting)
-    }
-
-    /// Takes what waits and is like this.
-    fn take_waiting(&mut self, is_it: impl Fn(&Pending) -> bool) -> Vec<Pending> {
-        let waiting = self.being_written.iter_mut().chain([&mut self.waiting]);
-        waiting
-            .flat_map(|waiting| {
-                waiting
-                    .extract_if(.., |pending| is_it(pending))
-                    .collect::<Vec<_>>()
-            })
-            .collect()
-    }
-
-    /// The time at which the oldest change that waits is answered even if it has not been written.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.waiting().next().map(|pending| pending.until)
-    }
-
-    /// Has a change written. A repeated request causes one more write, and its answer waits for that.
+    /// Lets something wait until the table is written.
     fn wait(&mut self, from: &SessionInfo, due: Due, now: Instant) {
-        let (from, until) = (from.clone(), now + MAX_WAIT);
-        self.waiting.push(Pending { from, due, until });
-        self.is_changed = true;
+        self.unwritten.wait(from, due, now);
         self.write();
     }
 
-    /// Hands the table over to the thread if the table has changed and no write is in progress.
+    /// Hands the table over to the thread if it has changed and no write is in progress.
     fn write(&mut self) {
-        let is_due = self.is_changed && self.keeper.is_durable() && self.being_written.is_none();
-        if !is_due || self.fault().is_some() {
-            return;
+        if self.fault().is_none() {
+            self.unwritten.write(&self.table);
         }
-        self.keeper.write(summed(&self.table).map(Bytes::from));
-        // These bytes have the changes of all answers that wait now.
-        self.being_written = Some(std::mem::take(&mut self.waiting));
-        self.freed_in_write = std::mem::take(&mut self.freed);
-        self.is_changed = false;
-    }
-
-    /// True if the engine may still have an address for this instance, although it is free.
-    pub(super) fn is_freeing(&self, instance: Uuid) -> bool {
-        self.freed.contains(&instance) || self.freed_in_write.contains(&instance)
-    }
-
-    /// Another scheduler leads. It frees these addresses itself, and may lease them again to the same
-    /// instances.
-    pub(super) fn forget_freed(&mut self) {
-        self.freed.clear();
-        self.freed_in_write.clear();
-    }
-
-    /// The write that has finished, if one has. Begins the next one.
-    fn take_written(&mut self) -> Option<FinishedWrite> {
-        let result = self.keeper.take_result()?;
-        let mut done = self.being_written.take().unwrap_or_default();
-        let mut freed = std::mem::take(&mut self.freed_in_write);
-        let why = match result {
-            Written::Done => {
-                self.write();
-                return Some((done, Ok(freed)));
-            }
-            Written::Refused(why) => format!("it may be lost, the file cannot be written: {why}"),
-            Written::Unknown(why) => format!("it may be lost, the outcome of its write is unknown: {why}"),
-        };
-        self.freed.append(&mut freed);
-        // The table keeps the changes, because a key that was assigned must not be assigned to
-        // another tenant. The next change is written together with them. There is no earlier
-        // attempt, which would keep a full disk busy.
-        self.is_changed = true;
-        done.append(&mut self.waiting);
-        Some((done, Err(why)))
-    }
-
-    /// The changes that have waited too long, if there are any: the disk hangs.
-    fn take_overdue(&mut self, now: Instant) -> Option<FinishedWrite> {
-        let done = self.take_waiting(|pending| pending.until <= now);
-        let why = || {
-            format!(
-                "it may be lost, the disk has not answered for {} s",
-                MAX_WAIT.as_secs()
-            )
-        };
-        (!done.is_empty()).then(|| (done, Err(why())))
     }
 
     /// Adds a lease to a START that names a tenant by its name or UUID, and no network. If it waits for the
@@ -715,7 +542,7 @@ impl TenantTable {
             let why = format!("the concentrator of tenant {name} does not run");
             return Err((NoNetCn, why));
         }
-        if !self.has_room(2 * frame.encoded_len()) {
+        if !self.unwritten.has_room(2 * frame.encoded_len()) {
             return Err((FullCloud, "too many changes wait for the disk".to_owned()));
         }
         let asked = Tenant {
@@ -725,6 +552,7 @@ impl TenantTable {
             ..Tenant::default()
         };
         let has_changed = self.lease(&asked).map_err(refused)?;
+        self.unwritten.handle_change(has_changed);
         let instance = start.instance_uuid;
         if let Some((record, (_, ip))) = self
             .table
@@ -740,7 +568,7 @@ impl TenantTable {
             start.networking.private_ip = ip.to_string();
         }
         let leased = with_trace_of(frame, identified(&payload, &CommandSubject::of(frame).command_id));
-        if self.keeper.is_durable() && (has_changed || self.is_changed || self.being_written.is_some()) {
+        if self.unwritten.is_behind() {
             let waiting = WaitingStart {
                 arrived: with_trace_of(frame, detached(frame)),
                 leased,
@@ -766,7 +594,7 @@ impl TenantTable {
         place: impl Fn(&mut TenantAddress),
     ) -> Option<Uuid> {
         let instance = asked.instance_uuid.uuid();
-        let freeing = instance.filter(|instance| self.is_freeing(*instance));
+        let freeing = instance.filter(|instance| self.unwritten.is_freeing(*instance));
         let changes = !matches!(asked.action, Action::List | Action::Show);
         // If it is in use, the instance would keep using the address, and another one could get it as well.
         let not_in_use = in_use.map_or(Ok(()), |why| Err((Refusal::InUse, why)));
@@ -787,49 +615,34 @@ impl TenantTable {
             limited!(info, out, from.uuid(), "tenant";
                 "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);
         }
+        self.unwritten.handle_change(has_changed);
         // A repeated request changes nothing, but its first change may not be on the disk yet.
-        let is_behind = self.is_changed || self.being_written.is_some();
-        if self.keeper.is_durable() && (has_changed || (changes && is_behind)) {
+        if changes && self.unwritten.is_behind() {
             self.wait(from, Due::Answer(answer), out.now());
         } else {
             send(out, from, &answer);
         }
-        freeing.filter(|instance| !self.is_freeing(*instance))
+        freeing.filter(|instance| !self.unwritten.is_freeing(*instance))
     }
 
     /// Frees the address of an instance that no node has. `is_shared` is true if other schedulers may
     /// free it, too. One that the engine's unreadable table may have is freed once that can be read.
     pub(super) fn free(&mut self, instance: Uuid, is_shared: bool) {
-        let is_later = self.fault().is_some() && self.freed.len() < MAX_LEN / ADDRESS_LEN;
+        let is_later = self.fault().is_some() && self.unwritten.freed() < MAX_LEN / ADDRESS_LEN;
         if self.release(instance) || is_later {
-            if is_shared {
-                self.freed.insert(instance);
-            }
-            self.is_changed = true;
+            self.unwritten.handle_freed(instance, is_shared);
             self.write();
         }
-    }
-
-    /// Takes the instances whose addresses this scheduler freed and could not write, because it led no more or the
-    /// engine's table could not be read. The table is the engine's now.
-    pub(super) fn take_freed(&mut self) -> BTreeSet<Uuid> {
-        let mut freed = std::mem::take(&mut self.freed);
-        // The table may be older than the write in progress, which may still fail.
-        freed.extend(&self.freed_in_write);
-        freed
     }
 
     /// Ends a term: answers the changes that wait for the next write, because the table of the next term may not have
     /// them. Returns the STARTs, as [`take_starts`](Self::take_starts) does.
     pub(super) fn end_term(&mut self, out: &mut Out<'_, '_>) -> Vec<(SessionInfo, Frame)> {
         let starts = self.take_starts();
-        for Pending { from, due, .. } in std::mem::take(&mut self.waiting) {
+        for Pending { from, due, .. } in self.unwritten.take_unbegun() {
             if let Due::Answer(answer) = due {
-                send(
-                    out,
-                    &from,
-                    &not_saved(answer, "it may be lost, this scheduler no longer leads"),
-                );
+                let why = "it may be lost, this scheduler no longer leads";
+                send(out, &from, &not_saved(answer, why));
             }
         }
         starts
@@ -839,7 +652,7 @@ impl TenantTable {
     /// them: the write may fail, and the table of the next leader may not have them.
     pub(super) fn take_starts(&mut self) -> Vec<(SessionInfo, Frame)> {
         let mut starts = Vec::new();
-        for Pending { from, due, .. } in self.take_waiting(|pending| matches!(pending.due, Due::Start(_))) {
+        for Pending { from, due, .. } in self.unwritten.take_starts() {
             if let Due::Start(start) = due {
                 self.give_back(&start);
                 starts.push((from, start.arrived));
@@ -851,17 +664,18 @@ impl TenantTable {
     /// Frees the address that was leased for a START, if it was. The next write frees it in the file.
     fn give_back(&mut self, start: &WaitingStart) {
         if start.is_new && self.release(start.instance) {
-            self.freed.insert(start.instance);
-            self.is_changed = true;
+            self.unwritten.handle_freed(start.instance, true);
         }
     }
 
     /// Answers the changes that have been written or have waited too long, and returns what else follows.
     pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>) -> Proceeded {
-        let finished = self.take_written().or_else(|| self.take_overdue(out.now()));
-        let Some((done, result)) = finished else {
+        let Some((done, result)) = self.unwritten.take_finished(out.now()) else {
             return Proceeded::default();
         };
+        if result.is_ok() {
+            self.write();
+        }
         let mut proceeded = Proceeded::default();
         for Pending { from: of, due, .. } in done {
             match (due, &result) {
@@ -890,9 +704,9 @@ impl TenantTable {
 impl Drop for TenantTable {
     /// Hands over the changes that have not been written yet, before the thread ends.
     fn drop(&mut self) {
-        // The thread accepts one more content while a write is in progress.
-        self.being_written = None;
-        self.write();
+        if self.fault().is_none() {
+            self.unwritten.write_last(&self.table);
+        }
     }
 }
 
