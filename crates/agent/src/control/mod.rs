@@ -80,8 +80,7 @@ use super::driver::{Ended, News, Usage};
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::store::{self, NodeRecord, RecordAfter, Stored};
 
-/// READY is sent again if the available memory or disk has changed by more than this part of
-/// the total.
+/// READY is sent again if the available memory or disk has changed by more than this part of the total.
 const NOTABLE: i64 = 20;
 
 /// The state machine.
@@ -261,8 +260,7 @@ impl Control {
     fn connected(&mut self, now: Instant, configuration: Option<Bytes>) {
         self.outputs.handle_connected();
         if let Some(configuration) = configuration {
-            // The configuration comes before the status, because its limits decide between
-            // READY and FULL.
+            // The configuration comes before the status, because its limits decide between READY and FULL.
             self.configure(now, &configuration);
         }
         // The status comes first, because a scheduler sends STARTs to a node only after READY.
