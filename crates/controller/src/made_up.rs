@@ -224,7 +224,7 @@ fn add_node(
             .into(),
             memory_usage_mb: 120 + i64::from(slot * 37),
             cpu_usage: i64::from((index + slot) * 13 % 100),
-            name: format!("{workload}-{in_slot}"),
+            name: format!("{workload}-{in_slot}").into(),
             restarts: i64::from(slot % 3),
             ..InstanceStats::default()
         };

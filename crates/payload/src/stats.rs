@@ -114,6 +114,7 @@ schema! {
     }
 
     /// One instance in STATS.
+    // Its texts are smaller than a `String`, because a document may have a hundred thousand instances.
     InstanceStats {
         /// The instance; default: empty.
         instance_uuid: Id,
@@ -128,7 +129,7 @@ schema! {
         #[serde(skip_serializing_if = "is_default")]
         restart_due: bool,
         /// The address of its SSH server; default: empty.
-        ssh_ip: String,
+        ssh_ip: Box<str>,
         /// The port of its SSH server; default: 0, none.
         ssh_port: i64,
         /// Its address in the network of its tenant. A key of this project, which others ignore; default: none.
@@ -145,19 +146,19 @@ schema! {
         volumes: Vec<Id>,
         /// The name from its START. This key and all that follow are additions of this project, which
         /// other implementations ignore. Default: empty. Left out when empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        name: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        name: Box<str>,
         /// The labels from its START; default: none. Left out when empty.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         labels: BTreeMap<String, String>,
         /// The start of its last run, in the form of [`timestamp`](ssntp::payload::timestamp); default: empty,
         /// unknown. Left out when empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        started: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        started: Box<str>,
         /// The end of that run; default: empty, it has not ended, or its end is unknown. Left out when
         /// empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        ended: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        ended: Box<str>,
         /// The exit code, or 128 plus the number of the signal that ended it; default: -1, it has not
         /// ended, or its exit code is unknown. Left out when -1.
         #[serde(skip_serializing_if = "is_unknown")]
@@ -171,11 +172,10 @@ schema! {
         out_of_memory: bool,
         /// Details beyond the exit code: the reason for which its node ended it, or could not start it
         /// again. In one line of at most 200 characters; default: empty. Left out when empty.
-        #[serde(skip_serializing_if = "String::is_empty")]
-        detail: String,
+        #[serde(skip_serializing_if = "str::is_empty")]
+        detail: Box<str>,
         /// The last lines that it wrote to its standard error, unless its exit code is 0: in one line of at
         /// most 200 characters, with ` / ` between them. Default: empty. Left out when empty.
-        // Smaller than a `String`, because a document may have a hundred thousand instances.
         #[serde(skip_serializing_if = "str::is_empty")]
         last_lines: Box<str>,
         /// Its health, by the check of its START; default: empty, unknown. Left out when empty.

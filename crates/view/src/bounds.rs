@@ -84,21 +84,21 @@ fn instance(stats: &mut InstanceStats) {
     if stats.state.as_str().len() > MAX_WORD {
         stats.state = "".into();
     }
-    text(&mut stats.ssh_ip, MAX_WORD);
     stats.volumes.truncate(MAX_LISTED);
     stats.volumes.iter_mut().for_each(id);
     // An agent refuses a START with an invalid name or label, so it never sends one.
     if check_name(&stats.name).is_err() {
-        stats.name = String::new();
+        stats.name = Box::default();
     }
     labels(&mut stats.labels);
-    text(&mut stats.started, MAX_WORD);
-    text(&mut stats.ended, MAX_WORD);
-    text(&mut stats.detail, MAX_DETAIL);
     if stats.health.as_str().len() > MAX_WORD {
         stats.health = "".into();
     }
     for (text, most) in [
+        (&mut stats.ssh_ip, MAX_WORD),
+        (&mut stats.started, MAX_WORD),
+        (&mut stats.ended, MAX_WORD),
+        (&mut stats.detail, MAX_DETAIL),
         (&mut stats.last_lines, MAX_DETAIL),
         (&mut stats.health_since, MAX_WORD),
         (&mut stats.health_detail, MAX_DETAIL),

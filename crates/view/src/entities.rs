@@ -107,7 +107,7 @@ impl Instance {
             exit_code: self.stats.exit_code,
             exit_signal: self.stats.exit_signal,
             out_of_memory: self.stats.out_of_memory,
-            detail: self.stats.detail.clone(),
+            detail: self.stats.detail.to_string(),
             last_lines: self.stats.last_lines.to_string(),
         };
         (self.state == InstanceState::Exited).then(|| end().into())
@@ -125,7 +125,7 @@ impl Instance {
         if *end != InstanceEnd::default() {
             (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
             self.stats.out_of_memory = end.out_of_memory;
-            self.stats.detail = end.detail.clone();
+            self.stats.detail = end.detail.as_str().into();
             self.stats.last_lines = end.last_lines.as_str().into();
         }
     }

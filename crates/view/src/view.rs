@@ -240,7 +240,7 @@ impl View {
     /// beginning alone if it has no name. `None` if the UUID is of neither.
     pub fn called(&self, uuid: Uuid) -> Option<String> {
         let name = match (self.instance(uuid), self.node(uuid)) {
-            (Some(instance), _) => &instance.stats.name,
+            (Some(instance), _) => &*instance.stats.name,
             (None, Some(node)) => &node.stats.hostname,
             (None, None) => return None,
         };
@@ -282,7 +282,7 @@ impl View {
     /// [`FindError`].
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
         // Names have priority, because a name may look like the beginning of a UUID.
-        let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
+        let called = |instance: &&Instance| !text.is_empty() && *instance.stats.name == *text;
         let uuids = |is_listed: &dyn Fn(&Instance) -> bool| -> Vec<_> {
             let called = self.instances.values().filter(called);
             called.filter(|i| is_listed(i)).map(|i| i.uuid).collect()
@@ -316,7 +316,7 @@ impl View {
         if named().any(Instance::is_alive) {
             return found;
         }
-        let latest = named().max_by_key(|instance| (instance.stats.ended.as_str(), instance.since));
+        let latest = named().max_by_key(|instance| (&*instance.stats.ended, instance.since));
         latest.map_or(found, |latest| Ok(latest.uuid))
     }
 

@@ -15,16 +15,24 @@ pub(super) fn readable(mut stats: Stats) -> Frame {
     let shortened: [fn(&mut InstanceStats); 2] = [
         |instance| {
             instance.labels.clear();
-            instance.detail.clear();
-            instance.last_lines = Box::default();
-            instance.health_detail = Box::default();
+            for text in [
+                &mut instance.detail,
+                &mut instance.last_lines,
+                &mut instance.health_detail,
+            ] {
+                *text = Box::default();
+            }
         },
         |instance| {
-            instance.name.clear();
+            instance.name = Box::default();
             instance.private_ip = None;
-            instance.started.clear();
-            instance.ended.clear();
-            instance.health_since = Box::default();
+            for text in [
+                &mut instance.started,
+                &mut instance.ended,
+                &mut instance.health_since,
+            ] {
+                *text = Box::default();
+            }
         },
     ];
     for shorten in shortened {
@@ -43,7 +51,9 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     let start = instance.start.as_ref().map(|start| &start.start);
     // During a launch the record still describes the run before.
     let run = !matches!(instance.life, Life::Launching(_));
-    let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
+    let time = |millis: u64| -> Box<str> {
+        timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 }).into()
+    };
     let (is_over, health) = (!instance.is_running(), instance.health());
     let state = match instance.life {
         Life::Launching(_) => InstanceState::Pending,
@@ -63,14 +73,18 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         cpu_usage: instance.usage.cpu_percent,
         volumes: instance.volumes.ids(),
         private_ip: start.and_then(|start| start.networking.private_ip.parse().ok()),
-        name: start.map(|start| start.name.clone()).unwrap_or_default(),
+        name: start.map(|start| start.name.as_str().into()).unwrap_or_default(),
         labels: start.map(|start| start.labels.clone()).unwrap_or_default(),
         started: time(record.started),
         ended: time(record.ended),
         exit_code: if is_over { record.exit_code.into() } else { -1 },
         exit_signal: if is_over { record.exit_signal.into() } else { 0 },
         out_of_memory: is_over && record.out_of_memory,
-        detail: if run { record.detail.clone() } else { String::new() },
+        detail: if run {
+            record.detail.as_str().into()
+        } else {
+            Box::default()
+        },
         last_lines: if is_over {
             record.last_lines.as_str().into()
         } else {
@@ -78,7 +92,7 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         },
         health: health.map_or(HealthState::Unset, |health| health.state.clone()),
         health_since: health
-            .map(|health| time(millis(health.since)).into())
+            .map(|health| time(millis(health.since)))
             .unwrap_or_default(),
         health_detail: health
             .map(|health| health.why.as_str().into())

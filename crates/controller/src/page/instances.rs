@@ -259,7 +259,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     Facts::of(main)
         .fact("In this state since", &since)
         .fact("How it ended", &found.ending)
-        .fact("In detail", &text(|stats| stats.detail.clone()))
+        .fact("In detail", &text(|stats| stats.detail.to_string()))
         .fact(
             "Health",
             &text(|stats| without_output(&stats.health_text()).to_owned()),

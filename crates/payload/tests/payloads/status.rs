@@ -27,7 +27,7 @@ fn stats_are_read_and_written_back() {
             InstanceStats {
                 instance_uuid: INSTANCE.into(),
                 state: InstanceState::Active,
-                ssh_ip: "10.0.0.33".to_owned(),
+                ssh_ip: "10.0.0.33".into(),
                 ssh_port: 33005,
                 memory_usage_mb: 410,
                 disk_usage_mb: 900,
@@ -65,14 +65,14 @@ fn stats_have_the_end_and_the_name_of_instances() {
         assert!(!nothing.contains(&format!("  {key}")), "{key}: {nothing}");
     }
     let ended = InstanceStats {
-        name: "web".to_owned(),
+        name: "web".into(),
         labels: [("tier".to_owned(), "1".to_owned())].into(),
-        started: "2026-01-21T12:53:20.123Z".to_owned(),
-        ended: "2026-01-21T12:54:20Z".to_owned(),
+        started: "2026-01-21T12:53:20.123Z".into(),
+        ended: "2026-01-21T12:54:20Z".into(),
         exit_code: 0,
         exit_signal: 9,
         out_of_memory: true,
-        detail: "it was killed".to_owned(),
+        detail: "it was killed".into(),
         health: HealthState::Unhealthy,
         health_since: "2026-01-21T12:53:40Z".into(),
         health_detail: "port 80: refused".into(),

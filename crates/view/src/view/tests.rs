@@ -419,7 +419,7 @@ fn instances_are_found_by_name_first() {
             .iter()
             .map(|(uuid, name)| InstanceStats {
                 instance_uuid: (*uuid).into(),
-                name: (*name).to_owned(),
+                name: (*name).into(),
                 ..InstanceStats::default()
             })
             .collect();
@@ -473,7 +473,7 @@ fn instances_are_found_by_name_first() {
     let whole = INSTANCE.to_string();
     take(&mut view, &named(&[(INSTANCE, "web"), (OTHER, &whole)]));
     assert_eq!(view.find_instance(&whole), Ok(INSTANCE));
-    assert_eq!(view.instance(OTHER).unwrap().stats.name, "");
+    assert_eq!(&*view.instance(OTHER).unwrap().stats.name, "");
 }
 
 #[test]
@@ -485,9 +485,9 @@ fn the_texts_of_an_instance_are_bounded() {
     instance.labels = (0..1000).map(|n| (format!("k{n}"), "v".into())).collect();
     instance.labels.insert("x".repeat(100), "v".into());
     instance.labels.insert("a".into(), "\u{202e}".into());
-    instance.started = "1".repeat(100_000);
+    instance.started = "1".repeat(100_000).into();
     let long = "d".repeat(100_000);
-    instance.detail.clone_from(&long);
+    instance.detail = long.as_str().into();
     instance.last_lines = long.as_str().into();
     instance.health = long.as_str().into();
     instance.health_since = long.as_str().into();
@@ -580,7 +580,7 @@ fn the_kept_parts_of_a_frame_are_bounded() {
     let mut huge = stats(NODE, &[(INSTANCE, InstanceState::from(long.as_str()))]);
     huge.hostname.clone_from(&long);
     huge.status = long.as_str().into();
-    huge.instances[0].ssh_ip.clone_from(&long);
+    huge.instances[0].ssh_ip = long.as_str().into();
     huge.instances[0].volumes = ids(1);
     take(&mut view, &huge);
     huge = stats(NODE, &[(INSTANCE, InstanceState::Active)]);

@@ -46,7 +46,7 @@ fn stats_that_would_be_too_long_leave_labels_out() {
     stage.measure();
     let stats: Stats = stage.next();
     assert_eq!(
-        (stats.instances.len(), stats.instances[299].name.as_str()),
+        (stats.instances.len(), &*stats.instances[299].name),
         (300, "job-299")
     );
     assert!(stats.instances.iter().all(|instance| instance.labels.is_empty()));
@@ -61,10 +61,7 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
     stage.send(&named);
     stage.launched(ONE);
     let reported = |stage: &Stage| stage.control.stats().instances.remove(0);
-    assert_eq!(
-        (reported(&stage).exit_code, reported(&stage).name.as_str()),
-        (-1, "web")
-    );
+    assert_eq!((reported(&stage).exit_code, &*reported(&stage).name), (-1, "web"));
     for (pid, why) in [(0, "its directory is\ntoo large"), (1, "of an earlier run")] {
         let mut handle = handle(ONE);
         handle.pid += pid;
@@ -79,30 +76,24 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
     stage.end(ONE, 137);
     let ended = reported(&stage);
     assert_eq!((ended.exit_code, ended.labels["tier"].as_str()), (137, "front"));
-    assert_eq!(ended.detail, "its directory is\\ntoo large");
+    assert_eq!(&*ended.detail, "its directory is\\ntoo large");
 
     stage.send(&restart(ONE));
-    assert_eq!(
-        (reported(&stage).exit_code, reported(&stage).detail.as_str()),
-        (-1, "")
-    );
+    assert_eq!((reported(&stage).exit_code, &*reported(&stage).detail), (-1, ""));
     stage.feed(Input::Done(Done::Launched {
         instance: ONE,
         result: Err(Refused::launch("its program is gone")),
     }));
     let failed = reported(&stage);
     assert_eq!(failed.exit_code, 137, "the code of the former run");
-    assert_eq!(failed.detail, "it was not started again: its program is gone");
+    assert_eq!(&*failed.detail, "it was not started again: its program is gone");
     let failure: RestartFailure = stage.next();
     assert_eq!(failure.detail, "its program is gone");
 
     stage.send(&restart(ONE));
     stage.launched_at(ONE, 1_769_000_000_123);
     let runs = reported(&stage);
-    assert_eq!(
-        (runs.detail.as_str(), runs.started.as_str()),
-        ("", "2026-01-21T12:53:20.123Z")
-    );
+    assert_eq!((&*runs.detail, &*runs.started), ("", "2026-01-21T12:53:20.123Z"));
 }
 
 #[test]

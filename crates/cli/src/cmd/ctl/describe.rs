@@ -33,7 +33,7 @@ fn described(view: &View, what: &str) -> Result<(Value, String), Failure> {
     let mut of_instance = known(&found_instance).and_then(|uuid| view.instance(uuid));
     let mut of_node = known(&found_node).and_then(|uuid| view.node(uuid));
     if let (Some(instance), Some(node)) = (of_instance, of_node) {
-        match (instance.stats.name == what, node.stats.hostname == what) {
+        match (*instance.stats.name == *what, node.stats.hostname == what) {
             (true, false) => of_node = None,
             (false, true) => of_instance = None,
             _ => {}

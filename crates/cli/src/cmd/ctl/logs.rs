@@ -83,12 +83,12 @@ fn found(view: &View, text: &str) -> Result<Uuid, Failure> {
     match (alive.as_slice(), all.as_slice()) {
         ([], []) => Err(missing.into()),
         ([], _) => {
-            let latest = all.iter().max_by_key(|one| (one.stats.ended.as_str(), one.since));
+            let latest = all.iter().max_by_key(|one| (&*one.stats.ended, one.since));
             latest.map(|one| one.uuid).ok_or_else(|| missing.into())
         }
         ([one], _) => Ok(one.uuid),
         _ => {
-            let names = alive.iter().map(|one| one.stats.name.as_str());
+            let names = alive.iter().map(|one| &*one.stats.name);
             Err(Failure::new(format!(
                 "{} instances of {text} run: {}",
                 alive.len(),

@@ -67,7 +67,7 @@ fn of_workloads(view: &View, node: Uuid) -> Vec<String> {
     let all = view.instances_of(node);
     let running = all.filter(|one| one.is_alive() && one.state != InstanceState::Hung);
     let of_workload = running.filter(|one| one.stats.labels.contains_key(WORKLOAD));
-    of_workload.map(|one| one.stats.name.clone()).collect()
+    of_workload.map(|one| one.stats.name.to_string()).collect()
 }
 
 /// The instances that were alive on the node when it was evacuated.

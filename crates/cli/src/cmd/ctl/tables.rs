@@ -39,7 +39,7 @@ pub(super) const NODE: Columns<View, Node> = &[
 #[rustfmt::skip]
 pub(super) const INSTANCES: Columns<View, Instance> = &[
     ("instance", |_, instance| instance.uuid.to_string()),
-    ("name", |_, instance| or_dash(instance.stats.name.clone())),
+    ("name", |_, instance| or_dash(instance.stats.name.to_string())),
     ("state", instance_state),
     ("end", |_, instance| or_dash(end(instance))),
     ("node", |view, instance| view.beginning(instance.node)),
@@ -53,14 +53,14 @@ pub(super) const INSTANCES: Columns<View, Instance> = &[
 /// The lines of `describe` about an instance.
 #[rustfmt::skip]
 pub(super) const INSTANCE: Columns<View, Instance> = &[
-    ("name", |_, instance| instance.stats.name.clone()),
+    ("name", |_, instance| instance.stats.name.to_string()),
     ("labels", |_, instance| labels(&instance.stats.labels)),
     ("state", instance_state),
     ("end", |_, instance| end(instance)),
-    ("detail", |_, instance| instance.stats.detail.clone()),
+    ("detail", |_, instance| instance.stats.detail.to_string()),
     ("last lines", |_, instance| instance.stats.last_lines.to_string()),
-    ("started", |_, instance| instance.stats.started.clone()),
-    ("ended", |_, instance| instance.stats.ended.clone()),
+    ("started", |_, instance| instance.stats.started.to_string()),
+    ("ended", |_, instance| instance.stats.ended.to_string()),
     ("node", |view, instance| called(view, instance.node)),
     ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
@@ -244,7 +244,7 @@ fn hostname<'a>(view: &'a View, instance: &Instance) -> &'a str {
 }
 
 fn ssh(instance: &Instance) -> String {
-    match instance.stats.ssh_ip.as_str() {
+    match &*instance.stats.ssh_ip {
         "" => String::new(),
         ip => format!("{ip} port {}", instance.stats.ssh_port),
     }
