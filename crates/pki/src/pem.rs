@@ -11,6 +11,7 @@ use rustls::pki_types::{
 use rustls_pemfile::{Item, read_one_from_slice};
 
 use crate::error::Fault;
+use ssntp_transport::excerpt;
 
 /// One section of a PEM text.
 pub(crate) struct Section {
@@ -51,7 +52,9 @@ pub(crate) fn sections(pem: &[u8]) -> Result<Vec<Section>, Fault> {
                 open = Some(Open { label, line, body });
             }
             (Some((false, label)), Some(section)) if label == section.label => found.push(section.close()?),
-            (Some((false, label)), None) => return refused(format!("no begin of section {label:?}")),
+            (Some((false, label)), None) => {
+                return refused(format!("no begin of section \"{}\"", excerpt(label)));
+            }
             (None, Some(mut section)) if !text.contains("--") => {
                 section.body.push_str(text);
                 section.body.push('\n');
@@ -118,7 +121,11 @@ struct Open<'a> {
 
 impl Open<'_> {
     fn refused(&self, why: &str) -> Fault {
-        Fault::BadPem(format!("section {:?} in line {}: {why}", self.label, self.line))
+        Fault::BadPem(format!(
+            "section \"{}\" in line {}: {why}",
+            excerpt(self.label),
+            self.line
+        ))
     }
 
     fn not_ended(&self) -> Fault {
