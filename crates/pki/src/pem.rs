@@ -230,6 +230,18 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_repeats_only_the_beginning_of_a_label() {
+        let label = "\u{1b}\u{fffd}".repeat(10_000);
+        for line in [
+            format!("-----BEGIN {label}-----"),
+            format!("-----END {label}-----"),
+        ] {
+            let fault = contents(&line).unwrap_err().to_string();
+            assert!(fault.len() < 1000 && !fault.contains('\u{1b}'), "{fault}");
+        }
+    }
+
+    #[test]
     fn what_is_not_understood_is_refused_with_its_line() {
         let list = written("X509 CRL", b"one");
         let second = written("CERTIFICATE", b"two");
