@@ -165,7 +165,7 @@ fn each_metric_is_documented_and_the_dashboard_shows_only_known_metrics() {
         assert!(runbook.contains(alert), "{alert}");
         assert!(used_by(expression) > 0 || alert == "SsntpDown", "{alert}");
     }
-    assert_eq!(rules.len(), 13);
+    assert_eq!(rules.len(), 15);
     let file = root.join("docs/ssntp.rules.yaml");
     promtool(&["check", "rules", file.to_str().unwrap()], "");
 }
