@@ -537,7 +537,11 @@ mod tests {
         };
         // If no address serves, the name is not given up for one of them.
         assert!(attempt(&[&wrong, &hangs]).unwrap_err().may_retry());
-        assert!(attempt(&[&hangs, &wrong]).unwrap_err().may_retry());
+        let both = attempt(&[&hangs, &wrong]).unwrap_err();
+        assert!(
+            both.may_retry() && both.to_string().contains("is not trusted"),
+            "{both}"
+        );
         let alone = attempt(&[&wrong]).unwrap_err();
         assert!(matches!(alone, JoinError::Server(_)), "{alone}");
         assert!(attempt(&[&hangs, &wrong, &good]).is_ok());
