@@ -495,6 +495,25 @@ mod tests {
     }
 
     #[test]
+    fn a_command_that_cannot_be_passed_after_a_transfer_waits_for_the_next_leader() {
+        let (mut test, controller) = without_leader();
+        let (mut following, now) = (Following::default(), test.now());
+        assert!(following.try_park(&controller, &Frame::new(Command::STOP), now));
+        // There is no link to this leader.
+        let leader = Uuid::from_u128(9);
+        following.begin_transfer(leader, now);
+        test.with(|cx| {
+            let mut log = ssntp_transport::LogLimit::default();
+            let result = following.continue_transfer(&mut Out::new(cx, &mut log));
+            assert!(
+                matches!(result, Transferred::Failed(server) if server == leader),
+                "{result:?}"
+            );
+        });
+        assert_eq!(following.take_parked().len(), 1);
+    }
+
+    #[test]
     fn a_transfer_does_not_wait_for_a_slow_link_that_it_does_not_use() {
         let [own, leader, slow] = [1, 2, 3].map(Uuid::from_u128);
         let pauses = |to, of_leader| {

@@ -383,3 +383,16 @@ fn tenants_that_cannot_be_read_are_told_once_and_what_ends_meanwhile_is_freed_la
     rig.act(Some(2), &[(TENANTS, &tenants(&[("10.1.0.2", instance)]))]);
     assert_eq!(rig.addresses(), Vec::<String>::new());
 }
+
+#[test]
+fn a_leader_that_has_ceased_gets_no_further_part_of_a_transfer() {
+    let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+    scheduler.begin_following(&Arc::default());
+    let ([leader, other], now) = ([1, 2].map(Uuid::from_u128), ssntp_transport::now());
+    scheduler.term.as_mut().unwrap().follow(leader, 1);
+    scheduler.following.begin_transfer(leader, now);
+    scheduler.forget_leader(other);
+    assert!(scheduler.following.is_transferring());
+    scheduler.forget_leader(leader);
+    assert!(!scheduler.following.is_transferring());
+}

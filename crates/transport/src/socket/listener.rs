@@ -95,7 +95,7 @@ impl Listener {
         let accepted: io::Result<(Arc<dyn Duplex>, PeerAddress)> = match &self.bound {
             Bound::Tcp(socket) => socket.accept().and_then(|(stream, peer)| {
                 let peer = peer.as_socket().unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into());
-                self.options.apply(&stream, peer)?;
+                self.options.apply(&stream)?;
                 Ok((Arc::new(stream) as _, PeerAddress::Ip(peer)))
             }),
             Bound::Unix(socket, ..) => socket
