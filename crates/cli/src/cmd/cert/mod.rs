@@ -131,9 +131,9 @@ struct Holder {
     /// or several of them joined with commas
     #[arg(long = "role", value_name = "ROLE[,ROLE…]")]
     roles: Role,
-    /// A DNS name or IP address of a server; may be given several times.
-    /// Without --host the certificate of a server or scheduler has localhost,
-    /// 127.0.0.1, ::1 and this machine's name
+    /// A DNS name or IP address of a server; may be given several times [default: for a
+    /// server or scheduler localhost, 127.0.0.1, ::1 and this machine's name; `cert sign`
+    /// has no default]
     #[arg(long = "host", value_name = "NAME-OR-IP")]
     hosts: Vec<Host>,
     /// Bind the certificate to this UUID, the only one that its holder may connect with

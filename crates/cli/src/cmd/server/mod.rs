@@ -135,8 +135,8 @@ pub(crate) struct Args {
     peers: Vec<Address>,
     #[command(flatten)]
     join: EngineArgs,
-    /// The address at which other servers reach this one [default: the addresses of
-    /// --listen]
+    /// The address at which other servers reach this one, and its name in `ctl servers`
+    /// [default: with --join the addresses of --listen]
     #[arg(long, value_name = "ADDR", value_parser = to_dial, requires = "several")]
     advertise: Option<Address>,
     /// End when the standard input ends, for a program that starts this one as a child
