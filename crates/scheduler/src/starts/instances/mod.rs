@@ -209,15 +209,16 @@ impl Instances {
             .for_each(|node| self.node_left(node, &has_address, now));
     }
 
-    /// The intents for the instances that are gone since the last call and have no node again.
+    /// The intents for the instances that are gone since the last call and have no node again, and for those that
+    /// ended with their node.
     pub(super) fn take_gone(&mut self) -> Vec<Intent> {
         let gone = self.handover.take_gone().into_iter();
-        let gone = gone.filter(|instance| self.node_of(*instance).is_none());
-        gone.map(|instance| Intent {
+        let gone = gone.map(|instance| Intent {
             node: self.told_node(instance),
             ..Intent::gone(instance)
-        })
-        .collect()
+        });
+        gone.filter(|intent| intent.node.is_none_or(|node| node == LOST))
+            .collect()
     }
 
     /// The node of an instance as the next scheduler has to know it, and [`LOST`] for one that ended with its node;
@@ -697,8 +698,9 @@ impl Instances {
             let node = pending.allocation.node;
             self.answered.remember(*instance, node, true);
             self.handover.record(*instance, Some(node), StartState::GivenUp);
-            // If the node was forgotten before, no STATS can free the UUID.
-            if !self.by_node.contains_key(&node) {
+            // If the node was forgotten before, or all but its instances with addresses, no STATS can free the UUID.
+            let of_node = self.by_node.get(&node);
+            if !of_node.is_some_and(|of_node| of_node.instances.contains(instance)) {
                 self.remove(*instance);
             }
         }

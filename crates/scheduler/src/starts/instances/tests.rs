@@ -279,6 +279,28 @@ fn an_instance_that_is_started_again_is_not_the_one_that_ended_with_its_node() {
 }
 
 #[test]
+fn an_instance_that_ended_with_its_node_stays_so_for_the_others_if_its_start_finds_it_there() {
+    let (mut stage, mut next) = (Stage::new(), Stage::new());
+    stage.table.handover.record_intents();
+    stage.table.end_with_node(ONE);
+    stage.give(ONE, OTHER);
+    // The machine has joined again.
+    let failed = stage
+        .table
+        .failed(ONE, OTHER, &StartFailureReason::AlreadyRunning);
+    assert!(matches!(failed, StartFailed::Answer(_)));
+    let mut term = Term::default();
+    term.store_intents(stage.table.handover.take_intents());
+    term.store_intents(stage.table.take_gone());
+    let (token, until) = (1, next.now);
+    let intents = term.begin(Acting { token, until }, next.now);
+    next.table.adopt(intents, |_| true, |_| false, next.now);
+    for mut stage in [stage, next] {
+        assert_eq!(stage.report(OTHER, &[(ONE, Active)]).unwanted, [ONE]);
+    }
+}
+
+#[test]
 fn instances_that_come_or_leave_are_told_with_their_node() {
     let mut stage = Stage::new();
     stage.report(NODE, &[(ONE, Active), (TWO, Active)]);
@@ -325,6 +347,22 @@ fn instances_of_nodes_that_are_away_are_bounded_and_their_starts_are_answered() 
     assert_eq!(stage.pass(SECOND * 15), [ONE]);
     stage.pass(AWAY_TIME);
     assert!(stage.is_empty());
+}
+
+#[test]
+fn a_start_of_a_node_of_which_only_addresses_are_known_frees_its_uuid() {
+    let mut stage = Stage::new();
+    stage.leased = [TWO].into();
+    stage.report(NODE, &[(TWO, Active)]);
+    stage.give(ONE, NODE);
+    stage.leave(NODE);
+    let crowd: Vec<_> = (10..).take(MAX_AWAY).map(Uuid::from_u128).collect();
+    let crowd: Vec<_> = crowd.into_iter().map(|uuid| (uuid, Active)).collect();
+    stage.report(OTHER, &crowd);
+    stage.leave(OTHER);
+    assert_eq!(stage.pass(SECOND * 15), [ONE]);
+    assert_eq!(stage.table.taken(ONE), None);
+    assert!(stage.table.is_unknown(TWO));
 }
 
 #[test]
