@@ -76,11 +76,12 @@ impl Cluster {
         all.into_iter().flatten().min()
     }
 
-    /// The figures. `kept_bytes` is what is kept for the next leader.
+    /// The figures. `tenants` is the table of a scheduler that leads, and `kept_bytes` is what is kept for the next
+    /// leader.
     pub(super) fn figures(
         &self,
         config: &SchedulerConfig,
-        tenants: &TenantTable,
+        tenants: Option<&TenantTable>,
         kept_bytes: usize,
     ) -> SchedulerFigures {
         let is_claimed = |instance| self.starts.instances.taken(instance).is_some();
@@ -103,7 +104,7 @@ impl Cluster {
             controllers,
             master,
             concentrators: self.cncis.announced(),
-            unclaimed_addresses: tenants.unclaimed(is_claimed),
+            unclaimed_addresses: tenants.map_or(0, |tenants| tenants.unclaimed(is_claimed)),
             kept_bytes,
             foreign_reports,
             invalid_frames,
@@ -113,7 +114,7 @@ impl Cluster {
                 .handover
                 .fault()
                 .into_iter()
-                .chain(tenants.fault().map(str::to_owned))
+                .chain(tenants.and_then(TenantTable::fault).map(str::to_owned))
                 .collect(),
         }
     }

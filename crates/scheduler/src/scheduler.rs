@@ -147,13 +147,14 @@ impl Scheduler {
     /// [`CallError::OtherHandler`] if the server's application is no scheduler;
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, CallError> {
-        let figures = |scheduler: &mut Self| {
-            let Self { config, tenants, .. } = &*scheduler;
-            scheduler
-                .cluster
-                .figures(config, tenants, scheduler.following.bytes())
-        };
-        server.with_handler(move |scheduler: &mut Self, _| figures(scheduler))
+        server.with_handler(|scheduler: &mut Self, _| scheduler.present_figures())
+    }
+
+    fn present_figures(&self) -> SchedulerFigures {
+        // The table of one that does not lead is outdated.
+        let tenants = Some(&self.tenants).filter(|_| self.leads());
+        self.cluster
+            .figures(&self.config, tenants, self.following.bytes())
     }
 
     /// Starts the scheduler as one of several that share an engine; otherwise like

@@ -396,3 +396,15 @@ fn a_leader_that_has_ceased_gets_no_further_part_of_a_transfer() {
     scheduler.forget_leader(leader);
     assert!(!scheduler.following.is_transferring());
 }
+
+#[test]
+fn the_figures_of_a_scheduler_that_does_not_lead_have_no_addresses() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cluster.yaml");
+    let table = tenants(&[("10.1.0.2", Uuid::from_u128(7))]);
+    std::fs::write(file.with_extension("tenants.yaml"), table).unwrap();
+    let mut scheduler = Scheduler::new(SchedulerConfig::new().configuration_file(file)).unwrap();
+    assert_eq!(scheduler.present_figures().unclaimed_addresses, 1);
+    scheduler.begin_following(&Arc::default());
+    assert_eq!(scheduler.present_figures().unclaimed_addresses, 0);
+}
