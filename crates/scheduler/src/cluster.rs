@@ -1,10 +1,11 @@
 //! What one scheduler that leads knows of its cluster. It passes each frame and each session to the
 //! rooms that own the facts, in an order in which reports come before the failures that they cause.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
 use std::time::Instant;
 
+use ipnet::Ipv4Net;
 use uuid::Uuid;
 
 use super::cncis::Cncis;
@@ -408,8 +409,8 @@ impl Cluster {
             && let Some(instance) = public.instance_uuid.uuid()
             && tenants.is_outdated(&public)
         {
-            let is_outdated = |ip: &PublicIpAssigned| tenants.is_outdated(ip);
-            self.cncis.release_public_ips(out, instance, is_outdated);
+            self.cncis
+                .release_public_ips(out, |of| of == Some(instance), |ip| tenants.is_outdated(ip));
         }
     }
 
@@ -529,6 +530,9 @@ impl Cluster {
     /// A node whose certificates are revoked is lost for good if it is away: its instances have ended. Those
     /// with an address are kept until their concentrator has been told.
     pub(super) fn handle_lost_node(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable, node: Uuid) {
+        if tenants.fault().is_some() {
+            return;
+        }
         let mut told = HashMap::new();
         for instance in self.starts.instances.of_away(node) {
             let is_told = tenants.tunnel_of(instance, node).is_none_or(|tunnel| {
@@ -562,9 +566,9 @@ impl Cluster {
         let tunnels = self.starts.instances.take_moved().into_iter();
         let tunnels = tunnels.filter_map(|(instance, node)| {
             let tunnel = tenants.tunnel_of(instance, node)?;
-            Some((tunnel.concentrator_uuid.uuid()?, node))
+            Some(((tunnel.concentrator_uuid.uuid()?, node), tunnel))
         });
-        let tunnels: BTreeSet<_> = tunnels.collect();
+        let tunnels: BTreeMap<_, _> = tunnels.collect();
         for instance in self.starts.take_left() {
             // The node of an instance that an earlier scheduler started may not have connected yet, also if another
             // one has refused its START.
@@ -572,11 +576,13 @@ impl Cluster {
                 tenants.free(instance, is_shared);
             }
         }
-        self.cncis
-            .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
+        if tenants.fault().is_none() {
+            self.cncis
+                .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
+        }
         for instance in tenants.take_released() {
             self.cncis
-                .release_public_ips(out, instance, |ip| tenants.is_outdated(ip));
+                .release_public_ips(out, |of| of == Some(instance), |ip| tenants.is_outdated(ip));
         }
         self.starts.send_intents(out);
         // Until the engine has the table without its address, the others keep the intent of an instance
@@ -587,6 +593,16 @@ impl Cluster {
         if is_shared {
             out.send_intents(&gone);
         }
+    }
+
+    /// The engine's table could not be read before. Concentrators were told nothing from the outdated one.
+    pub(super) fn handle_mended(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable) {
+        self.note_adopted(tenants);
+        self.free_again(tenants);
+        self.cncis
+            .tell_of(out, |_| true, &addresses(&self.starts, tenants));
+        self.cncis
+            .release_public_ips(out, |_| true, |ip| tenants.is_outdated(ip));
     }
 
     /// The nodes of the instances that were adopted are known, also before they report.
@@ -612,15 +628,21 @@ impl Cluster {
     }
 }
 
-/// The addresses of a concentrator's network that lead to a node: those of the instances there. `None` if no
+/// The subnet of a concentrator, and the addresses there that lead to a node: those of its instances. `None` if no
 /// tenant has this concentrator.
 fn addresses<'a>(
     starts: &'a Starts,
     tenants: &'a TenantTable,
-) -> impl Fn(Uuid, Uuid) -> Option<Vec<Ipv4Addr>> + 'a {
+) -> impl Fn(Uuid, Uuid) -> Option<(Ipv4Net, Vec<Ipv4Addr>)> + 'a {
     move |cnci, node| {
-        let all = tenants.addresses_of(cnci)?.iter();
-        let there = all.filter(|(_, instance)| starts.instances.node_of(**instance) == Some(node));
-        Some(there.map(|(ip, _)| *ip).collect())
+        if tenants.fault().is_some() {
+            // The present table is outdated, so concentrators keep the tunnels that they have.
+            return Some(Default::default());
+        }
+        let (subnet, all) = tenants.addresses_of(cnci)?;
+        let there = all
+            .iter()
+            .filter(|(_, instance)| starts.instances.node_of(**instance) == Some(node));
+        Some((subnet, there.map(|(ip, _)| *ip).collect()))
     }
 }

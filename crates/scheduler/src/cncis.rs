@@ -11,10 +11,10 @@
 //! restart of the scheduler it waits for the STATS that list the instance. What START says of another network
 //! is known to the agent alone.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use uuid::Uuid;
 
 use super::out::Out;
@@ -40,8 +40,9 @@ const MAX_TENANTS: usize = 4096;
 const MAX_TENANTS_OF_ALL: usize = 65_536;
 /// A concentrator, a tenant, and the subnet of that tenant that the concentrator serves.
 type Served = (Uuid, Id, IpNet);
-/// The addresses of a concentrator's network that lead to a node; `None` if the scheduler leases none there.
-pub(super) type Addresses<'a> = dyn Fn(Uuid, Uuid) -> Option<Vec<Ipv4Addr>> + 'a;
+/// The subnet of a concentrator in which the scheduler leases addresses, and those that lead to a node; `None` if it
+/// leases none there.
+pub(super) type Addresses<'a> = dyn Fn(Uuid, Uuid) -> Option<(Ipv4Net, Vec<Ipv4Addr>)> + 'a;
 
 /// The connected concentrators that have reported something, by UUID.
 #[derive(Debug, Default)]
@@ -222,17 +223,17 @@ impl Cncis {
         Ok(())
     }
 
-    /// Takes back the public addresses of an instance that are outdated, as another instance may get
+    /// Takes back the public addresses of these instances that are outdated, as another instance may get
     /// the same private address.
     pub(super) fn release_public_ips(
         &self,
         out: &mut Out<'_, '_>,
-        instance: Uuid,
+        is_of: impl Fn(Option<Uuid>) -> bool,
         is_outdated: impl Fn(&PublicIpAssigned) -> bool,
     ) {
         let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());
-        let of_instance = all.filter(|(of, _)| *of == Some(instance));
-        let assigned = of_instance.filter_map(|(_, frame)| frame.payload().ok());
+        let of_instances = all.filter(|(of, _)| is_of(*of));
+        let assigned = of_instances.filter_map(|(_, frame)| frame.payload().ok());
         for ip in assigned.filter(is_outdated) {
             let release = ReleasePublicIp {
                 concentrator_uuid: ip.concentrator_uuid,
@@ -247,22 +248,41 @@ impl Cncis {
         }
     }
 
-    /// Tells concentrators which addresses lead to a node now, after an instance has come to it or left it.
+    /// Tells concentrators which addresses lead to a node now, after an instance has come to it or left it. If none
+    /// does, the tunnel to the node ends, whatever the node has reported in this session.
     pub(super) fn handle_moved(
         &mut self,
         out: &mut Out<'_, '_>,
-        moved: &BTreeSet<(Uuid, Uuid)>,
+        moved: &BTreeMap<(Uuid, Uuid), TenantRemoved>,
         addresses: &Addresses<'_>,
     ) {
-        for (cnci, node) in moved {
+        for ((cnci, node), tunnel) in moved {
+            let leased = addresses(*cnci, *node).filter(|(_, there)| there.is_empty());
+            let ends = leased.map(|(subnet, _)| IpNet::from(subnet));
+            // The tunnels of a node that is lost were closed before.
+            let mut is_told = ends.is_none() || out.cx.directory().session(*node).is_none();
             let tenants = self.tenants.get_mut(node).into_iter().flatten();
             let is_of = |(of, ..): &Served| of == cnci;
             for (served, report) in tenants.filter(|(served, _)| is_of(served)) {
                 if report.frame.kind() == Event::TENANT_ADDED {
+                    let is_it = ends == Some(served.2);
+                    report.is_told |= is_it;
+                    is_told |= is_it;
                     // One that is away is told when it connects.
                     report.tell(out, served, *node, addresses);
                 }
             }
+            if !is_told && !self.close_tunnel(out, tunnel) {
+                self.keep_removed(*cnci, *node, tunnel);
+            }
+        }
+    }
+
+    /// Keeps the end of a tunnel for a concentrator that is away.
+    fn keep_removed(&mut self, cnci: Uuid, node: Uuid, tunnel: &TenantRemoved) {
+        if let Ok(subnet) = subnet::network(&tunnel.tenant_subnet) {
+            let served = (cnci, tunnel.tenant_uuid.clone(), subnet);
+            self.remember(served, node, &Frame::of(tunnel), true);
         }
     }
 
@@ -280,12 +300,21 @@ impl Cncis {
         session: &SessionInfo,
         addresses: &Addresses<'_>,
     ) {
-        if !session.role().intersects(Role::CNCIAGENT) {
-            return;
+        if session.role().intersects(Role::CNCIAGENT) {
+            self.tell_of(out, |cnci| cnci == session.uuid(), addresses);
         }
+    }
+
+    /// Tells these concentrators what agents have reported about the tenants that they serve.
+    pub(super) fn tell_of(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        is_it: impl Fn(Uuid) -> bool,
+        addresses: &Addresses<'_>,
+    ) {
         for (node, tenants) in &mut self.tenants {
             tenants.retain(|served, report| {
-                let is_sent = served.0 == session.uuid() && report.tell(out, served, *node, addresses);
+                let is_sent = is_it(served.0) && report.tell(out, served, *node, addresses);
                 // A TenantRemoved is kept only until the concentrator has received it.
                 let is_done = is_sent && report.frame.kind() == Event::TENANT_REMOVED;
                 self.tenant_count -= usize::from(is_done);
@@ -310,20 +339,17 @@ fn placed(report: &Frame, served: &Served, node: Uuid, addresses: &Addresses<'_>
     let Some(Ok(added)) = added else {
         return Some(report.clone());
     };
-    let leased = addresses(served.0, node);
-    let is_leased = leased.is_some();
-    let of_subnet = |ip: &Ipv4Addr| served.2.contains(&IpAddr::from(*ip));
-    let addresses: Vec<_> = leased.into_iter().flatten().filter(of_subnet).collect();
-    if is_leased && addresses.is_empty() {
-        None
-    } else if addresses == added.addresses {
-        Some(report.clone())
-    } else {
-        Some(with_trace_of(
-            report,
-            Frame::of(&TenantAdded { addresses, ..added }),
-        ))
+    let addresses = match addresses(served.0, node) {
+        // The node would keep the tunnel of another subnet, whose end is told for the leased one.
+        Some((subnet, there)) if there.is_empty() || served.2 != IpNet::from(subnet) => return None,
+        Some((_, there)) => there,
+        None => Vec::new(),
+    };
+    if addresses == added.addresses {
+        return Some(report.clone());
     }
+    let placed = Frame::of(&TenantAdded { addresses, ..added });
+    Some(with_trace_of(report, placed))
 }
 
 fn read(frame: &Frame) -> Result<TenantRemoved, Error> {

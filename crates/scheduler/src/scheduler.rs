@@ -452,12 +452,14 @@ impl Scheduler {
 
     /// Takes up the members of the cluster, and the configuration while no scheduler leads.
     fn follow_view(&mut self, cx: &mut Context<'_>, view: &View) {
+        let is_leading = self.term.as_ref().is_some_and(Term::is_leading);
+        if is_leading && self.tenants.take_mended(view) {
+            let out = &mut Out::new(cx, &mut self.log);
+            self.cluster.handle_mended(out, &mut self.tenants);
+            self.release_lost(cx);
+        }
         let Some(term) = &mut self.term else { return };
-        if term.is_leading() {
-            if self.tenants.take_mended(view) {
-                self.cluster.note_adopted(&mut self.tenants);
-                self.cluster.free_again(&mut self.tenants);
-            }
+        if is_leading {
             let departed = if view.away.is_none() {
                 term.departed(view)
             } else {

@@ -13,8 +13,9 @@ use ssntp::proto::Event;
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp_engine::Document;
 use ssntp_payload::{
-    ConcentratorInstanceAdded, InstanceState, InstanceStats, Ready, Start, StartFailure,
-    StartFailureReason as Failure, Stats, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants,
+    ConcentratorInstanceAdded, InstanceState, InstanceStats, PublicIpAssigned, Ready, ReleasePublicIp, Start,
+    StartFailure, StartFailureReason as Failure, Stats, Tenant, TenantAction, TenantAdded, TenantEntry,
+    TenantRefusal, Tenants,
 };
 
 const CNCI: Uuid = Uuid::from_u128(2);
@@ -382,6 +383,44 @@ fn tenants_that_cannot_be_read_are_told_once_and_what_ends_meanwhile_is_freed_la
     rig.report(&[]);
     rig.act(Some(2), &[(TENANTS, &tenants(&[("10.1.0.2", instance)]))]);
     assert_eq!(rig.addresses(), Vec::<String>::new());
+}
+
+/// The present table lacks what was leased since it was read, and the concentrator would cut that off.
+#[test]
+fn concentrators_are_told_of_tunnels_and_public_addresses_once_the_tenants_can_be_read() {
+    let mut rig = Rig::new(true);
+    let instance = Uuid::from_u128(7);
+    rig.act(None, &[]);
+    rig.act(Some(2), &[(TENANTS, b"damaged")]);
+    rig.listed(&[(instance, InstanceState::Active)]);
+    let added = TenantAdded {
+        agent_uuid: rig.node.into(),
+        tenant_uuid: Uuid::from_u128(1).into(),
+        tenant_subnet: "10.1.0.0/24".into(),
+        concentrator_uuid: CNCI.into(),
+        ..TenantAdded::default()
+    };
+    rig.test.receive(rig.node, &Frame::of(&added));
+    for (public, private) in [("203.0.113.1", "10.1.0.2"), ("203.0.113.2", "10.1.0.3")] {
+        let assigned = PublicIpAssigned {
+            concentrator_uuid: CNCI.into(),
+            instance_uuid: instance.into(),
+            public_ip: public.into(),
+            private_ip: private.into(),
+        };
+        rig.test.receive(CNCI, &Frame::of(&assigned));
+    }
+    let sent = |rig: &mut Rig| -> Vec<_> {
+        let sent = rig.test.sent_to(CNCI).into_iter();
+        sent.filter(|frame| frame.kind() != Command::CONFIGURE).collect()
+    };
+    assert_eq!(sent(&mut rig), []);
+    rig.act(Some(2), &[(TENANTS, &tenants(&[("10.1.0.2", instance)]))]);
+    let told = sent(&mut rig);
+    let told_of: TenantAdded = told[0].payload().unwrap();
+    assert_eq!(told_of.addresses, [std::net::Ipv4Addr::new(10, 1, 0, 2)]);
+    let released: ReleasePublicIp = told[1].payload().unwrap();
+    assert_eq!((released.public_ip.as_str(), told.len()), ("203.0.113.2", 2));
 }
 
 #[test]

@@ -462,12 +462,12 @@ impl TenantTable {
         })
     }
 
-    /// The addresses in the network of a concentrator, each with its instance; `None` if no tenant has this
+    /// The subnet of a concentrator, and the addresses there, each with its instance; `None` if no tenant has this
     /// concentrator.
-    pub(super) fn addresses_of(&self, cnci: Uuid) -> Option<&BTreeMap<Ipv4Addr, Uuid>> {
+    pub(super) fn addresses_of(&self, cnci: Uuid) -> Option<(Ipv4Net, &BTreeMap<Ipv4Addr, Uuid>)> {
         let mut tenants = self.table.tenants.values();
         let of = tenants.find(|record| record.concentrator_uuid == cnci);
-        of.map(|record| &record.addresses)
+        of.map(|record| (record.subnet, &record.addresses))
     }
 
     /// Takes the instances that have lost their addresses since the last call.
@@ -475,7 +475,8 @@ impl TenantTable {
         std::mem::take(&mut self.released)
     }
 
-    /// True if a public address leads to an address of a tenant that its instance does not have.
+    /// True if a public address leads to an address of a tenant that its instance does not have. False if the
+    /// engine's table, which cannot be read, may have that.
     pub(super) fn is_outdated(&self, public: &PublicIpAssigned) -> bool {
         let mut tenants = self.table.tenants.iter();
         let cnci = public.concentrator_uuid.uuid();
@@ -485,7 +486,7 @@ impl TenantTable {
         let is_its = |name: &String| {
             lease.is_some_and(|(tenant, ip)| tenant == name && public.private_ip.parse() == Ok(*ip))
         };
-        of.is_some_and(|(name, _)| !is_its(name))
+        self.fault().is_none() && of.is_some_and(|(name, _)| !is_its(name))
     }
 
     /// Lets something wait until the table is written.

@@ -374,10 +374,12 @@ fn a_concentrator_learns_no_tunnel_to_a_node_without_an_instance_of_its_tenant()
     let mut cnci = with_concentrator(&cluster, &mut controller);
     other.send_payload(&added(&other));
     // The tenant has no such subnet.
-    other.send_payload(&TenantAdded {
-        tenant_subnet: "10.2.0.0/24".into(),
-        ..added(&other)
-    });
+    for subnet in ["10.2.0.0/24", "10.1.0.0/20"] {
+        other.send_payload(&TenantAdded {
+            tenant_subnet: subnet.into(),
+            ..added(&other)
+        });
+    }
     other.expect_nothing();
     cnci.expect_nothing();
     leave(&cluster, cnci);
@@ -399,6 +401,41 @@ fn a_concentrator_learns_no_tunnel_to_a_node_without_an_instance_of_its_tenant()
     cnci.expect_nothing();
     leave(&cluster, cnci);
     Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI).expect_nothing();
+}
+
+/// A report that is too long is not kept, and none of an earlier session is.
+#[test]
+fn a_tunnel_ends_with_the_last_instance_of_its_tenant_whatever_the_node_reports() {
+    let cluster = Cluster::opportunistic();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let mut cnci = with_concentrator(&cluster, &mut controller);
+    for (is_long, is_away) in [(true, false), (false, false), (false, true)] {
+        let start = of_blue(1);
+        start_on(&mut controller, &mut node, &start);
+        let mut report = added(&node);
+        report.concentrator_ip = if is_long { "1".repeat(1000) } else { String::new() };
+        node.send_payload(&report);
+        assert_eq!(cnci.expect_payload::<TenantAdded>().agent_uuid, node.uuid);
+        if !is_long {
+            let uuid = node.uuid;
+            leave(&cluster, node);
+            node = Client::connect_as(&cluster.listener, Role::AGENT, uuid);
+        }
+        send_running(&mut node, &[start.instance_uuid]);
+        if is_away {
+            leave(&cluster, cnci);
+            send_running(&mut node, &[]);
+            cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+        } else {
+            cnci.expect_nothing();
+            send_running(&mut node, &[]);
+        }
+        assert_eq!(cnci.expect_payload::<TenantRemoved>().agent_uuid, node.uuid);
+        cnci.expect_nothing();
+        super::send_ready(&mut node, 1000);
+        controller.drain();
+    }
 }
 
 /// The agent reports its tenants before its STATS.
@@ -589,8 +626,10 @@ fn the_public_address_of_an_instance_is_taken_back_with_its_address() {
         ..assigned("10.1.0.2")
     });
     cnci.expect_nothing();
+    other.expect_nothing();
     send_running(&mut node, &[]);
     assert!(!has_address(&mut controller, instance));
+    assert_eq!(cnci.expect_payload::<TenantRemoved>().agent_uuid, node.uuid);
     expect_release(&mut cnci, "10.1.0.2");
     cnci.send_payload(&PublicIpUnassigned {
         concentrator_uuid: CNCI.into(),
