@@ -10,7 +10,7 @@
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -65,10 +65,6 @@ impl Processes {
             caretaker,
             running,
         })
-    }
-
-    pub(super) fn directory(&self) -> &Path {
-        &self.directory
     }
 
     /// The path of a file in the directory.

@@ -70,13 +70,13 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "/no/such/program",
         "a START that needs 1000000 MB fails, as it should:",
         "no node in service has enough room (full_cloud)",
-        "the way of a frame, \"START ",
+        "the way of a START, hop by hop:",
         "Controller ",
         "Scheduler ",
         "CNAgent ",
         "networks of tenants",
         "198.51.100.20 was released",
-        "all 4 instances were deleted",
+        "all instances were deleted",
         "no process and no file is left",
     ] {
         demo.line_with(step);
@@ -130,7 +130,7 @@ fn a_held_demo_carries_out_commands_until_a_signal_ends_it() {
         }
     });
     demo.signal(Signal::INT);
-    demo.line_with("all 7 instances were deleted");
+    demo.line_with("all instances were deleted");
     assert_eq!(demo.end(), Some(0), "{}", demo.log());
     nothing_is_left(&place);
 }
@@ -192,9 +192,10 @@ fn the_demo_of_several_schedulers_loses_the_leader_and_goes_on() {
         "scheduler-3 listens at 127.0.0.1:",
         "2 agents have joined with tokens",
         "workload before runs",
+        " leads:",
         "was killed with SIGKILL",
         "workload after runs",
-        "s after that the next START was done: scheduler-",
+        " leads:",
         "all agents are back, and 2 instances run, each once",
         "all instances were deleted",
         "no process and no file is left",
