@@ -46,7 +46,7 @@ impl Rig {
 
     /// A header that lets its client read everything.
     fn reader(&self) -> String {
-        let token = self.tokens.add("eyes", Right::Read, None).unwrap();
+        let token = self.tokens.add("eyes", Right::Read, None, None).unwrap();
         format!("\r\nAuthorization: Bearer {token}")
     }
 
@@ -135,7 +135,7 @@ fn programs_read_every_resource() {
 fn values_that_may_be_secret_are_for_clients_that_may_write() {
     let rig = Rig::start(false);
     rig.made_up.change(made_up::with_secrets);
-    let write = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let write = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     for path in ["/api/v1/workloads", "/api/v1/workloads/web"] {
         let (_, read) = rig.get(path);
         let read = read.to_string();
@@ -201,7 +201,7 @@ fn the_output_of_a_health_check_is_for_clients_that_may_write() {
         .made_up
         .row(0, "failed", Some("web".into()), Some(instance), Some(node), why);
     let reader = rig.reader();
-    let write = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let write = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     let writer = format!("\r\nAuthorization: Bearer {write}");
     let cookie = format!("\r\nCookie: {COOKIE}={}", tokens::digest(&write));
     for path in [
@@ -246,7 +246,7 @@ fn the_output_of_a_health_check_is_for_clients_that_may_write() {
 #[test]
 fn an_error_names_the_field_and_the_place() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     for (path, code, at) in [
         ("history?limit=0", 400, json!("limit")),
         ("history?before=x", 400, json!("before")),
@@ -327,7 +327,7 @@ fn an_error_names_the_field_and_the_place() {
 #[test]
 fn a_spec_that_the_cluster_cannot_satisfy_is_refused_with_its_key() {
     let put = |rig: &Rig, path: &str, body: &Value| {
-        let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+        let token = rig.tokens.add("hands", Right::Write, None, None).unwrap();
         let head =
             format!("PUT {path} HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json");
         let (code, _, body) = rig.ask(&head, &body.to_string());
@@ -405,8 +405,8 @@ fn a_spec_that_the_cluster_cannot_satisfy_is_refused_with_its_key() {
 #[test]
 fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
     let rig = Rig::start(false);
-    let write = rig.tokens.add("hands", Right::Write, None).unwrap();
-    let read = rig.tokens.add("eyes", Right::Read, None).unwrap();
+    let write = rig.tokens.add("hands", Right::Write, None, None).unwrap();
+    let read = rig.tokens.add("eyes", Right::Read, None, None).unwrap();
     let cookie = tokens::digest(&write);
     let json = "Content-Type: application/json";
     let bearer = |token: &str| format!("Authorization: Bearer {token}");
@@ -534,7 +534,7 @@ fn without_a_token_only_the_health_is_told() {
 #[test]
 fn each_link_has_a_token_that_may_read_until_the_next_one_is_made() {
     let rig = Rig::of(|config| config);
-    let own = rig.tokens.add("own", Right::Write, None).unwrap();
+    let own = rig.tokens.add("own", Right::Write, None, None).unwrap();
     let token = || {
         let link = rig.api.link().unwrap().unwrap();
         let (page, token) = link.split_once("/login#").unwrap();
@@ -555,7 +555,7 @@ fn each_link_has_a_token_that_may_read_until_the_next_one_is_made() {
     let listed = rig.tokens.list().unwrap();
     assert!(listed.len() == 2 && listed[1].expires.is_some(), "{listed:?}");
     // It cannot take the name of a user's token.
-    assert!(rig.tokens.add(&listed[1].name, Right::Read, None).is_err());
+    assert!(rig.tokens.add(&listed[1].name, Right::Read, None, None).is_err());
     rig.tokens.remove(&listed[1].name).unwrap();
     assert_eq!(code(&second, "GET /api/v1/nodes"), 401);
     assert_eq!(Rig::start(false).api.link().unwrap(), None);
@@ -564,7 +564,7 @@ fn each_link_has_a_token_that_may_read_until_the_next_one_is_made() {
 #[test]
 fn a_browser_logs_in_once_with_its_token() {
     let rig = Rig::start(true);
-    let token = rig.tokens.add("eyes", Right::Read, None).unwrap();
+    let token = rig.tokens.add("eyes", Right::Read, None, None).unwrap();
     let (code, head, _) = rig.ask("GET /nodes HTTP/1.1", "");
     assert!(code == 303 && head.contains("\r\nLocation: /login\r\n"), "{head}");
     assert_eq!(rig.get("/api/v1/nodes").0, 401);
@@ -746,7 +746,8 @@ fn followers_have_a_limit_of_their_own_besides_the_pages() {
 #[test]
 fn a_stream_ends_when_its_token_is_removed() {
     let rig = Rig::start(true);
-    let [eyes, others] = ["eyes", "others"].map(|name| rig.tokens.add(name, Right::Read, None).unwrap());
+    let [eyes, others] =
+        ["eyes", "others"].map(|name| rig.tokens.add(name, Right::Read, None, None).unwrap());
     let bearer = |token: &str| format!("\r\nAuthorization: Bearer {token}");
     let cookie = format!("\r\nCookie: {COOKIE}={}", tokens::digest(&eyes));
     let ending = [bearer(&eyes), cookie].map(|header| follow(&rig, "", &header));
@@ -782,7 +783,7 @@ fn an_expired_token_is_refused_with_401_and_its_end() {
     let rig = Rig::start(true);
     let token = rig
         .tokens
-        .add("eyes", Right::Write, Some(Duration::ZERO))
+        .add("eyes", Right::Write, None, Some(Duration::ZERO))
         .unwrap();
     let bearer = format!("GET /api/v1/status HTTP/1.1\r\nAuthorization: Bearer {token}");
     let (code, _, body) = rig.ask(&bearer, "");

@@ -117,34 +117,13 @@ impl Tokens {
         }
     }
 
-    /// Makes a token and returns its secret, which is not stored. Without a lifetime the token has
-    /// no end. A lifetime that ends after the year 2500 is not supported.
+    /// Makes a token and returns its secret, which is not stored. A token with a tenant may read what the tenant
+    /// has, and nothing else. Without a lifetime the token has no end. A lifetime that ends after the year 2500 is
+    /// not supported.
     ///
     /// # Errors
     /// [`TokenError`]; no token was made.
-    pub fn add(&self, name: &str, right: Right, lifetime: Option<Duration>) -> Result<String, TokenError> {
-        self.make(name, right, None, lifetime)
-    }
-
-    /// As [`add`](Self::add), for a token that may read what a tenant has, and nothing else.
-    ///
-    /// # Errors
-    /// [`TokenError`]; no token was made.
-    pub fn add_of_tenant(
-        &self,
-        name: &str,
-        tenant: &str,
-        lifetime: Option<Duration>,
-    ) -> Result<String, TokenError> {
-        self.make(name, Right::Read, Some(tenant), lifetime)
-    }
-
-    /// Makes the token of the link that the controller prints, in place of the one before.
-    pub(super) fn renew_link(&self) -> Result<String, TokenError> {
-        self.insert(LINK, Right::Read, None, Some(LINK_LIFETIME))
-    }
-
-    fn make(
+    pub fn add(
         &self,
         name: &str,
         right: Right,
@@ -155,6 +134,11 @@ impl Tokens {
             check_name(name).map_err(|why| TokenError::Name(name.to_owned(), why))?;
         }
         self.insert(name, right, tenant, lifetime)
+    }
+
+    /// Makes the token of the link that the controller prints, in place of the one before.
+    pub(super) fn renew_link(&self) -> Result<String, TokenError> {
+        self.insert(LINK, Right::Read, None, Some(LINK_LIFETIME))
     }
 
     fn insert(
@@ -223,14 +207,6 @@ impl Tokens {
         replace(&self.file, format!("{text}\n").as_bytes()).map_err(failed)
     }
 
-    /// The right of a program that presents this secret; `None` if no token has the secret.
-    ///
-    /// # Errors
-    /// As [`list`](Self::list), and [`TokenError::Expired`].
-    pub fn right(&self, secret: &str) -> Result<Option<Right>, TokenError> {
-        Ok(self.token(secret)?.map(|token| token.right))
-    }
-
     /// The token with this secret, unless its lifetime is over.
     pub(super) fn token(&self, secret: &str) -> Result<Option<Token>, TokenError> {
         self.of_cookie(&digest(secret))
@@ -280,37 +256,41 @@ fn is_equal(a: &str, b: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn right(tokens: &Tokens, secret: &str) -> Option<Right> {
+        tokens.token(secret).unwrap().map(|token| token.right)
+    }
+
     #[test]
     fn token_is_valid_until_it_is_removed_and_its_secret_is_not_stored() {
         let directory = tempfile::tempdir().unwrap();
         let tokens = Tokens::new(directory.path());
-        assert_eq!(tokens.right("").unwrap(), None);
-        let read = tokens.add("eyes", Right::Read, None).unwrap();
-        let write = tokens.add("hands", Right::Write, None).unwrap();
+        assert_eq!(right(&tokens, ""), None);
+        let read = tokens.add("eyes", Right::Read, None, None).unwrap();
+        let write = tokens.add("hands", Right::Write, None, None).unwrap();
         assert_ne!(read, write);
-        assert_eq!(tokens.right(&read).unwrap(), Some(Right::Read));
-        assert_eq!(tokens.right(&write).unwrap(), Some(Right::Write));
+        assert_eq!(right(&tokens, &read), Some(Right::Read));
+        assert_eq!(right(&tokens, &write), Some(Right::Write));
         let text = fs::read_to_string(directory.path().join("tokens")).unwrap();
         let cookie = digest(&write);
         assert!(!text.contains(&write[6..]) && !text.contains(&cookie), "{text}");
         // The digest in a cookie is not accepted as a token, and the digest in the file neither as a
         // token nor as a cookie.
         assert_eq!(tokens.of_cookie(&cookie).unwrap().unwrap().right, Right::Write);
-        assert_eq!(tokens.right(&cookie).unwrap(), None);
+        assert_eq!(right(&tokens, &cookie), None);
         for token in tokens.list().unwrap() {
-            assert_eq!(tokens.right(&token.hash).unwrap(), None);
+            assert_eq!(right(&tokens, &token.hash), None);
             assert_eq!(tokens.of_cookie(&token.hash).unwrap(), None);
         }
         assert!(matches!(
-            tokens.add("eyes", Right::Read, None),
+            tokens.add("eyes", Right::Read, None, None),
             Err(TokenError::Known(_))
         ));
         assert!(matches!(
-            tokens.add("a b", Right::Read, None),
+            tokens.add("a b", Right::Read, None, None),
             Err(TokenError::Name(..))
         ));
         tokens.remove("hands").unwrap();
-        assert_eq!(tokens.right(&write).unwrap(), None);
+        assert_eq!(right(&tokens, &write), None);
         assert!(matches!(tokens.remove("hands"), Err(TokenError::Unknown(_))));
     }
 
@@ -319,12 +299,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let tokens = Tokens::new(directory.path());
         let lives = tokens
-            .add("lives", Right::Write, Some(Duration::from_secs(86_400)))
+            .add("lives", Right::Write, None, Some(Duration::from_secs(86_400)))
             .unwrap();
-        let over = tokens.add("over", Right::Write, Some(Duration::ZERO)).unwrap();
-        assert_eq!(tokens.right(&lives).unwrap(), Some(Right::Write));
+        let over = tokens
+            .add("over", Right::Write, None, Some(Duration::ZERO))
+            .unwrap();
+        assert_eq!(right(&tokens, &lives), Some(Right::Write));
         for error in [
-            tokens.right(&over).unwrap_err(),
+            tokens.token(&over).unwrap_err(),
             tokens.of_cookie(&digest(&over)).unwrap_err(),
         ] {
             assert!(
@@ -347,8 +329,8 @@ mod tests {
         let file = directory.path().join("tokens");
         let text = fs::read_to_string(&file).unwrap();
         fs::write(&file, text.replace(ends[1].as_deref().unwrap(), "tomorrow")).unwrap();
-        assert!(matches!(tokens.right(&over), Err(TokenError::Expired(..))));
-        let none = tokens.add("none", Right::Read, None).unwrap();
+        assert!(matches!(tokens.token(&over), Err(TokenError::Expired(..))));
+        let none = tokens.add("none", Right::Read, None, None).unwrap();
         assert!(
             !fs::read_to_string(&file)
                 .unwrap()
@@ -357,7 +339,7 @@ mod tests {
                 .unwrap()
                 .contains("expires")
         );
-        assert_eq!(tokens.right(&none).unwrap(), Some(Right::Read));
+        assert_eq!(right(&tokens, &none), Some(Right::Read));
     }
 
     #[test]

@@ -61,11 +61,8 @@ pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> 
             }
             let made = DirBuilder::new().recursive(true).mode(0o700).create(store);
             made.map_err(|e| Failure::at(store, e))?;
-            let made = match tenant {
-                Some(tenant) => tokens.add_of_tenant(name, tenant, lifetime),
-                None => tokens.add(name, right, lifetime),
-            };
-            let secret = made.map_err(Failure::new)?;
+            let secret = tokens.add(name, right, tenant.as_deref(), lifetime);
+            let secret = secret.map_err(Failure::new)?;
             let value = json!({ "name": name, "right": right, "tenant": tenant, "token": secret });
             print_either(json, value, secret)
         }

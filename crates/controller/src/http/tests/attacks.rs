@@ -40,7 +40,7 @@ impl Rig {
 #[test]
 fn slow_clients_do_not_block_others() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     let body = format!(
         "PUT /api/v1/workloads/web HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\
          Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{"
@@ -92,7 +92,7 @@ fn followers_that_do_not_read_do_not_block_others() {
 #[test]
 fn a_connection_has_one_request_with_one_length() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     let order = r#"{"order": "back"}"#;
     let post = |headers: &str, body: &str| {
         format!(
@@ -144,7 +144,7 @@ fn a_connection_has_one_request_with_one_length() {
 #[test]
 fn unknown_paths_and_methods_are_refused() {
     let rig = Rig::start(false);
-    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     for path in [
         "/../../../../etc/passwd",
         "/%2e%2e/%2e%2e/etc/passwd",
@@ -205,7 +205,7 @@ fn unknown_paths_and_methods_are_refused() {
 #[test]
 fn a_token_in_the_query_is_not_accepted() {
     let rig = Rig::start(true);
-    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     for name in ["token", "access_token", "authorization"] {
         let query = format!("?{name}={token}");
         assert_eq!(rig.ask(&format!("GET /{query} HTTP/1.1"), "").0, 303);
@@ -247,7 +247,7 @@ fn with_database() -> (Rig, RunningController) {
 #[test]
 fn one_of_several_writers_with_the_same_revision_succeeds() {
     let (rig, daemon) = with_database();
-    let token = rig.tokens.add("hands", Right::Write, None).unwrap();
+    let token = rig.tokens.add("hands", Right::Write, None, None).unwrap();
     let head = |revision: i64| {
         format!(
             "PUT /api/v1/workloads/web?revision={revision} HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\

@@ -49,7 +49,10 @@ fn the_reader_of_a_tenant_sees_what_the_tenant_has_and_nothing_else() {
     let mut hidden: Vec<_> = others.map(|one| one.uuid.to_string()).collect();
     hidden.extend(OTHERS.map(str::to_owned));
     hidden.push("green".into());
-    let token = rig.tokens.add_of_tenant("of-blue", "blue", None).unwrap();
+    let token = rig
+        .tokens
+        .add("of-blue", Right::Read, Some("blue"), None)
+        .unwrap();
     let node = made_up::node_uuid(0);
     let of_programs = [
         "status",
@@ -182,7 +185,10 @@ fn versions_and_instances_of_another_tenant_are_hidden_after_a_workload_has_move
             );
         }
     });
-    let token = rig.tokens.add_of_tenant("of-blue", "blue", None).unwrap();
+    let token = rig
+        .tokens
+        .add("of-blue", Right::Read, Some("blue"), None)
+        .unwrap();
     let read = |path: &str| {
         let head = format!("GET /api/v1/{path} HTTP/1.1\r\nAuthorization: Bearer {token}");
         serde_json::from_str::<Value>(&rig.ask(&head, "").2).unwrap()

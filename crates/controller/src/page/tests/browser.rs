@@ -199,7 +199,7 @@ fn output_of_an_instance_is_followed_as_text_and_bounded() {
     browser.open(&format!("{site}{path}"));
     browser.wait_for("document.querySelector('main a[href=\"/login\"]') !== null");
     let token = crate::http::Tokens::new(directory.path())
-        .add("eyes", crate::http::Right::Read, None)
+        .add("eyes", crate::http::Right::Read, None, None)
         .unwrap();
     browser.open(&format!("{site}/login"));
     browser.value(&format!(
