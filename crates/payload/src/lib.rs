@@ -42,6 +42,7 @@
 //! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `tenants` | Tenant, Tenants |
+//! | `stream` | OpenStream, StreamCredit, CloseStream, StreamOpened, StreamData, StreamEnded: plain bytes |
 //! | `enrolment` | ManageTokens, Tokens, ManageCertificates, NodeCertificates |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `workload`, `label` | what START and RESTART share; names and labels of instances |
@@ -86,6 +87,7 @@ mod start;
 mod stats;
 mod stats_summary;
 mod stop;
+mod stream;
 mod tenant;
 mod tenants;
 mod volume;
@@ -113,6 +115,7 @@ pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayl
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats};
 pub use self::stats_summary::StatsSummary;
 pub use self::stop::{Delete, Stop};
+pub use self::stream::*;
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::tenants::{Tenant, TenantAction, TenantAddress, TenantEntry, TenantRefusal, Tenants};
 pub use self::volume::{AttachVolume, DetachVolume};

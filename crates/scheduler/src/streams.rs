@@ -22,12 +22,13 @@ use uuid::Uuid;
 
 use super::out::{Out, limited};
 use ssntp::payload::InvalidFrameType;
-use ssntp::proto::{
-    Command, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
-    StreamEnded, close_stream, stream_of,
-};
+use ssntp::proto::{Command, Event, Frame};
 use ssntp::server::{SessionInfo, SessionKey};
 use ssntp_cluster::refusal::Reason;
+use ssntp_payload::{
+    MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason, StreamEnded,
+    close_stream, stream_of,
+};
 
 /// The maximum number of streams of one controller's session.
 const MAX_OF_SESSION: usize = 32;

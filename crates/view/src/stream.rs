@@ -12,9 +12,10 @@ use uuid::Uuid;
 use crate::error::CommandError;
 use ssntp::client::{ClientError, ClientHandle};
 use ssntp::payload::InvalidFrameType;
-use ssntp::proto::{
-    Command, ErrorCode, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData,
-    StreamEndReason, StreamEnded, close_stream, stream_of,
+use ssntp::proto::{Command, ErrorCode, Event, Frame};
+use ssntp_payload::{
+    MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason, StreamEnded,
+    close_stream, stream_of,
 };
 use ssntp_transport::locked;
 

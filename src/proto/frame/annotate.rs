@@ -1,13 +1,10 @@
 //! Decodes the parts of a frame as a session does, and says which bytes are which field.
 
-use super::fields::{Field, Fields, Notes};
-use super::{
-    Command, Connect, Connected, Event, FrameKind, Header, OpenStream, Status, StreamCredit, StreamData,
-    StreamEnded, Trace,
-};
+use super::fields::{Field, Fields};
+use super::{Connect, Connected, FrameKind, Header, Status, Trace};
 
 /// A part of a frame that is decoded on its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Part {
     /// The first eight bytes.
     Header,
@@ -15,8 +12,8 @@ pub enum Part {
     Handshake(Header),
     /// The block of a trace, without its length.
     Trace,
-    /// The payload.
-    Payload(FrameKind),
+    /// The payload, with its decoder, which returns false if the payload is not one of its kind.
+    Payload(FrameKind, fn(FrameKind, &mut Fields<'_, Vec<Field>>) -> bool),
 }
 
 /// Decodes a part of a frame as a session does. Returns the fields that were read, and the fault that ended
@@ -34,7 +31,9 @@ pub fn annotate(part: Part, bytes: &[u8]) -> (Vec<Field>, Option<(usize, String)
             (!is_whole).then(String::new)
         }
         Part::Trace => Trace::read(&mut fields).err().map(|fault| fault.to_string()),
-        Part::Payload(kind) => payload(kind, &mut fields).err(),
+        Part::Payload(kind, read) => {
+            (!read(kind, &mut fields)).then(|| format!("the payload is not one of {kind}"))
+        }
     };
     let (at, cut, noted) = (fields.at, fields.cut, fields.notes);
     let fault = fault.map(|fault| match (cut, noted.last()) {
@@ -43,28 +42,8 @@ pub fn annotate(part: Part, bytes: &[u8]) -> (Vec<Field>, Option<(usize, String)
             (at, format!("ends inside {name}, with {there} of its {len} bytes"))
         }
         // The value that was read last is wrong.
-        (None, Some(last)) if !matches!(part, Part::Payload(_)) => (last.at, fault),
+        (None, Some(last)) if !matches!(part, Part::Payload(..)) => (last.at, fault),
         (None, _) => (0, fault),
     });
     (noted, fault)
-}
-
-fn payload(kind: FrameKind, fields: &mut Fields<'_, impl Notes>) -> Result<(), String> {
-    let is_valid = if kind == Command::OPEN_STREAM {
-        OpenStream::read(fields).is_some()
-    } else if kind == Command::STREAM_CREDIT {
-        StreamCredit::read(fields).is_some()
-    } else if kind == Event::STREAM_DATA {
-        StreamData::read(fields).is_some()
-    } else if kind == Event::STREAM_ENDED {
-        StreamEnded::read(fields).is_some()
-    } else if kind.is_of_streams() {
-        fields.uuid("stream").is_some_and(|stream| !stream.is_nil())
-    } else {
-        fields.rest("payload");
-        true
-    };
-    is_valid
-        .then_some(())
-        .ok_or_else(|| format!("the payload is not one of {kind}"))
 }

@@ -6,6 +6,8 @@ use uuid::Uuid;
 
 use ssntp_pki::Role;
 
+pub use super::annotate::{Part, annotate};
+
 /// A field of a frame.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
@@ -37,7 +39,7 @@ pub enum FieldValue {
 }
 
 /// Takes note of the fields that are read.
-pub(crate) trait Notes {
+pub trait Notes {
     /// Notes a field.
     fn add(&mut self, field: impl FnOnce() -> Field);
 
@@ -68,7 +70,7 @@ impl Notes for Vec<Field> {
 
 /// Reads the fields of a part in order.
 #[derive(Debug)]
-pub(crate) struct Fields<'a, N = ()> {
+pub struct Fields<'a, N = ()> {
     bytes: &'a [u8],
     pub(super) at: usize,
     pub(super) notes: N,
@@ -80,7 +82,7 @@ pub(crate) struct Fields<'a, N = ()> {
 
 impl<'a> Fields<'a> {
     #[inline]
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+    pub fn new(bytes: &'a [u8]) -> Self {
         Self::noting(bytes, ())
     }
 }
@@ -98,66 +100,66 @@ impl<'a, N: Notes> Fields<'a, N> {
     }
 
     /// The number of bytes that were not read yet.
-    pub(crate) fn remaining(&self) -> usize {
+    pub fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
 
     /// The fields that follow belong to this hop of a trace.
-    pub(crate) fn begin_node(&mut self, number: usize) {
+    pub fn begin_node(&mut self, number: usize) {
         self.node = Some(number);
     }
 
     /// Adds the meaning of the last field.
     #[inline]
-    pub(crate) fn meaning(&mut self, meaning: impl FnOnce() -> String) {
+    pub fn meaning(&mut self, meaning: impl FnOnce() -> String) {
         self.notes.meaning(meaning);
     }
 
     /// Skips bytes that are reserved.
-    pub(crate) fn reserved(&mut self, len: usize) -> Option<()> {
+    pub fn reserved(&mut self, len: usize) -> Option<()> {
         self.take("reserved", len).map(drop)
     }
 
     /// The next bytes. `None` if there are fewer.
-    pub(crate) fn bytes(&mut self, name: &'static str, len: usize) -> Option<&'a [u8]> {
+    pub fn bytes(&mut self, name: &'static str, len: usize) -> Option<&'a [u8]> {
         let bytes = self.take(name, len)?;
         self.note(name, len, || FieldValue::Bytes(bytes.to_vec()));
         Some(bytes)
     }
 
     /// All bytes that follow.
-    pub(crate) fn rest(&mut self, name: &'static str) -> &'a [u8] {
+    pub fn rest(&mut self, name: &'static str) -> &'a [u8] {
         self.bytes(name, self.remaining()).unwrap_or_default()
     }
 
     #[inline]
-    pub(crate) fn u8(&mut self, name: &'static str) -> Option<u8> {
+    pub fn u8(&mut self, name: &'static str) -> Option<u8> {
         let [number] = self.array(name)?;
         self.note(name, 1, || FieldValue::Number(number.into()));
         Some(number)
     }
 
     #[inline]
-    pub(crate) fn u32(&mut self, name: &'static str) -> Option<u32> {
+    pub fn u32(&mut self, name: &'static str) -> Option<u32> {
         let number = u32::from_be_bytes(self.array(name)?);
         self.note(name, 4, || FieldValue::Number(number.into()));
         Some(number)
     }
 
-    pub(crate) fn time(&mut self, name: &'static str) -> Option<u64> {
+    pub fn time(&mut self, name: &'static str) -> Option<u64> {
         let time = u64::from_be_bytes(self.array(name)?);
         self.note(name, 8, || FieldValue::Time(time));
         Some(time)
     }
 
-    pub(crate) fn uuid(&mut self, name: &'static str) -> Option<Uuid> {
+    pub fn uuid(&mut self, name: &'static str) -> Option<Uuid> {
         let uuid = Uuid::from_bytes(self.array(name)?);
         self.note(name, 16, || FieldValue::Uuid(uuid));
         Some(uuid)
     }
 
     #[inline]
-    pub(crate) fn role(&mut self, name: &'static str) -> Option<Role> {
+    pub fn role(&mut self, name: &'static str) -> Option<Role> {
         let role = Role::from_bits(u32::from_be_bytes(self.array(name)?));
         self.note(name, 4, || FieldValue::Role(role));
         Some(role)

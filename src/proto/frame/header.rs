@@ -13,7 +13,7 @@ use ssntp_pki::Role;
 /// The minor version this crate writes; any is accepted.
 pub(crate) const MINOR: u8 = 1;
 
-super::operand::named! {
+crate::named! {
     /// The type byte of a header. Unknown values survive and print as hex.
     FrameType after "" => {
         /// Asks the receiver to do something.
@@ -124,6 +124,11 @@ impl FrameKind {
             FrameType::EVENT => matches!(self.operand, 0x43..=0x46 | 0x4a | 0x4b),
             _ => false,
         }
+    }
+
+    /// True for the frames of streams, which carry the output of instances.
+    pub fn is_of_streams(self) -> bool {
+        self.is_known() && matches!(self.operand, 0x40..=0x42)
     }
 
     /// All kinds that the protocol defines, by type, then operand.

@@ -16,8 +16,7 @@
 //! | `connect` | [`Connect`], [`Connected`] |
 //! | `trace` | [`Trace`] and its hops |
 //! | `traceparent` | [`TraceParent`]: the W3C trace context in a label |
-//! | `fields`, `annotate` | [`Field`]: each with its place, as the decoders read it; [`annotate()`] |
-//! | `stream` | the output of instances: [`OpenStream`], [`StreamData`] … |
+//! | `fields`, `annotate` | each field with its place, as the decoders read it |
 //!
 //! All integers are big-endian; a UUID is its 16 raw bytes.
 
@@ -26,29 +25,23 @@ mod command;
 mod connect;
 mod error;
 mod event;
-mod fields;
+#[doc(hidden)]
+pub mod fields;
 mod header;
 mod operand;
 mod status;
-mod stream;
 mod trace;
 mod traceparent;
 
 use bytes::Bytes;
 
-pub use self::annotate::{Part, annotate};
 pub use self::command::Command;
 pub use self::connect::{Connect, Connected};
 pub use self::error::ErrorCode;
 pub use self::event::Event;
 pub(crate) use self::fields::Fields;
-pub use self::fields::{Field, FieldValue};
 pub use self::header::{FrameKind, FrameType, Header, ParseKindError};
 pub use self::status::Status;
-pub use self::stream::{
-    MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
-    StreamEnded, close_stream, stream_of, stream_opened,
-};
 pub use self::trace::{BadTrace, Hop, Trace, TraceNode};
 pub use self::traceparent::{BadTraceParent, TraceParent};
 

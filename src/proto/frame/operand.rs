@@ -14,6 +14,8 @@ pub(super) const ANY: Role = Role::ALL;
 
 /// Defines a number newtype with named constants, their list, and printing. A value without a name
 /// is kept, and prints as hex with the text of `after` before it.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! named {
     (
         $(#[$doc:meta])*
@@ -77,7 +79,7 @@ macro_rules! operand {
             )*
         }
     ) => {
-        $crate::proto::frame::operand::named! {
+        $crate::named! {
             $(#[$doc])*
             $name after concat!(stringify!($frame_type), "/") => {
                 $( $(#[$vdoc])* $value $constant = $text; )*
@@ -114,4 +116,4 @@ macro_rules! operand {
     };
 }
 
-pub(super) use {named, operand};
+pub(super) use operand;

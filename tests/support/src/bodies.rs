@@ -17,8 +17,8 @@ use ssntp::pki::{
     StoredToken, Trust,
 };
 use ssntp::proto::{
-    ClientHandshake, Codec, Connect, Connected, Frame, Item, MAX_STREAM_CHUNK, OpenStream, Run,
-    ServerHandshake, StreamCredit, StreamData, StreamEnded, Trace, answer_to_unsupported, stream_of,
+    ClientHandshake, Codec, Connect, Connected, Frame, Item, Run, ServerHandshake, Trace,
+    answer_to_unsupported,
 };
 use ssntp::transport::Address;
 use ssntp_opflex::message::{self, Incoming};

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::Role;
-use ssntp::proto::{Frame, StreamEndReason, StreamEnded};
+use ssntp::proto::Frame;
 use ssntp_agent::Policy;
 use ssntp_agent::driver::{Driver, InstanceDir, Launch, News, NewsSink, Running};
 use ssntp_agent::simulation::{Action, Control, Done, Input, Job, Settings, StreamOrder};
 use ssntp_cluster::machine::Facts;
+use ssntp_payload::{StreamEndReason, StreamEnded};
 use uuid::Uuid;
 
 /// The directory of an instance. No file of it is ever used.

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ssntp::Role;
-use ssntp::proto::{Frame, OpenStream, StreamCredit};
+use ssntp::proto::Frame;
 use ssntp_cluster::machine::Facts;
-use ssntp_payload::{NextState, Restart, StartPayload, TunnelStats};
+use ssntp_payload::{NextState, OpenStream, Restart, StartPayload, StreamCredit, TunnelStats};
 use uuid::Uuid;
 
 use crate::driver::{Cancel, Driver, InstanceDir, Measurable, News, Refused, RunId, Running, Usage};

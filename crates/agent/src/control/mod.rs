@@ -52,15 +52,14 @@ use log::{debug, info};
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{Id, TraceReport};
-use ssntp::proto::{
-    Command, Frame, FrameType, OpenStream, Status, StreamCredit, StreamEndReason, StreamEnded, stream_of,
-};
+use ssntp::proto::{Command, Frame, FrameType, Status};
 use ssntp_cluster::Needs;
 use ssntp_cluster::machine::{self, Facts};
 use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
     AttachVolume, CommandSubject, Configure, Delete, DetachVolume, Evacuate, InvalidConfiguration,
-    Maintenance, NodeStatus, Ready, Restart, Restore, StartPayload, Stats, Stop, TunnelStats,
+    Maintenance, NodeStatus, OpenStream, Ready, Restart, Restore, StartPayload, Stats, Stop, StreamCredit,
+    StreamEndReason, StreamEnded, TunnelStats, stream_of,
 };
 use ssntp_transport::{NEVER, excerpt};
 use uuid::Uuid;

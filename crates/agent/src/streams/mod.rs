@@ -28,7 +28,8 @@ use uuid::Uuid;
 use self::reader::{Piece, Reader, Wanted};
 use super::control::StreamOrder;
 use ssntp::client::{ClientHandle, SendFault};
-use ssntp::proto::{Frame, StreamEndReason, StreamEnded, stream_opened};
+use ssntp::proto::Frame;
+use ssntp_payload::{StreamEndReason, StreamEnded, stream_opened};
 use ssntp_transport::{NEVER, locked, threads};
 
 /// The maximum number of streams: twice the number that a scheduler opens to one node, because a stream
@@ -237,7 +238,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use ssntp::proto::{OpenStream, Outputs};
+    use ssntp_payload::{OpenStream, Outputs};
 
     #[test]
     fn a_second_stream_with_the_same_uuid_does_not_end_the_first() {

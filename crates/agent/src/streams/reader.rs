@@ -16,7 +16,7 @@ use bytes::Bytes;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use ssntp::proto::{OpenStream, Outputs, StreamData};
+use ssntp_payload::{OpenStream, Outputs, StreamData};
 
 /// The number of bytes that are searched at a time for the beginning of the last lines.
 const BLOCK: usize = 256 * 1024;
@@ -337,7 +337,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use ssntp::proto::MAX_STREAM_CREDIT;
+    use ssntp_payload::MAX_STREAM_CREDIT;
 
     const LOG: &str = "stdout.log";
     const BEFORE: &str = "stdout.log.1";

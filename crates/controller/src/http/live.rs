@@ -14,8 +14,7 @@ use crate::model::{Figures, Row};
 use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::store::{Query, StoreError};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
-use ssntp::proto::Outputs;
-use ssntp_payload::{Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
+use ssntp_payload::{Outputs, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
 use ssntp_transport::{deadline, left};
 use ssntp_view::{Controller, OutputStream, StreamEvent, StreamRequest, all_pages, incomplete};
 

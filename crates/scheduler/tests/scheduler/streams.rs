@@ -2,11 +2,11 @@
 
 use ssntp::Role;
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
-use ssntp::proto::{
-    Command, Event, Frame, MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit,
-    StreamData, StreamEndReason as Reason, StreamEnded, close_stream, stream_opened,
+use ssntp::proto::{Command, Event, Frame};
+use ssntp_payload::{
+    InstanceState, MAX_STREAM_CHUNK, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData,
+    StreamEndReason as Reason, StreamEnded, close_stream, stream_opened,
 };
-use ssntp_payload::InstanceState;
 use ssntp_scheduler::{ControllerMode, SchedulerConfig};
 use uuid::Uuid;
 

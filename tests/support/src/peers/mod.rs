@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use ssntp::Role;
 use ssntp::pki::Identity;
 use ssntp::proto::Operands;
-use ssntp::proto::{
-    Command, Event, Exchange, Frame, FrameKind, FrameType, Header, OpenStream, Outputs, Step, Trace,
-};
+use ssntp::proto::{Command, Event, Exchange, Frame, FrameKind, FrameType, Header, Step, Trace};
+use ssntp_payload::{OpenStream, Outputs};
 
 use ssntp::server::{Context, Filter, Handler, Request, Rules, SessionInfo};
 use ssntp::transport::Limits;

@@ -2,7 +2,7 @@
 
 use super::*;
 use ssntp::payload::InvalidFrameType;
-use ssntp::proto::{OpenStream, Outputs, StreamCredit, StreamEndReason, StreamEnded, close_stream};
+use ssntp_payload::{OpenStream, Outputs, StreamCredit, StreamEndReason, StreamEnded, close_stream};
 
 fn open(instance: Uuid, follow: bool) -> OpenStream {
     OpenStream {

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use ssntp::proto::Outputs;
+use ssntp_payload::Outputs;
 use ssntp_view::{
     FindError, Instance, OutputStream, StreamError, StreamEvent, StreamRequest, View, incomplete,
 };

@@ -5,10 +5,8 @@ use std::io::Read;
 use proptest::prelude::*;
 use serde_json::json;
 use ssntp::Role;
-use ssntp::proto::{
-    Command, Connect, Connected, Frame as Wire, OpenStream, Outputs, Status, StreamData, StreamEndReason,
-    StreamEnded, Trace, close_stream,
-};
+use ssntp::proto::{Command, Connect, Connected, Frame as Wire, Status, Trace};
+use ssntp_payload::{OpenStream, Outputs, StreamData, StreamEndReason, StreamEnded, close_stream};
 use uuid::Uuid;
 
 use super::frame::Field;

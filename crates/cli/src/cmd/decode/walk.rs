@@ -4,9 +4,8 @@ use std::io::{self, BufRead, Read};
 
 use serde_json::{Value, json};
 use ssntp::Role;
-use ssntp::proto::{
-    self, FieldValue, FrameKind, FrameType, Header, Part, Status, Trace, TraceParent, annotate,
-};
+use ssntp::proto::fields::{self, FieldValue, Part, annotate};
+use ssntp::proto::{self, FrameKind, FrameType, Header, Status, Trace, TraceParent};
 
 use super::frame::{Field, Frame, Problem};
 use crate::output::printable;
@@ -136,7 +135,7 @@ impl<'a> Walk<'a> {
         let bytes = self.announced(length_at, "payload", announced, MAX_PAYLOAD)?;
         if !bytes.is_empty() {
             self.part(
-                Part::Payload(kind),
+                Part::Payload(kind, ssntp_payload::read_payload),
                 "the payload",
                 self.seen - bytes.len(),
                 &bytes,
@@ -180,7 +179,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Notes the fields of a part that begins at `at`.
-    fn fields(&mut self, at: usize, fields: Vec<proto::Field>) {
+    fn fields(&mut self, at: usize, fields: Vec<fields::Field>) {
         for field in fields {
             let begin = at + field.at;
             let (value, text) = shown(&field);
@@ -227,7 +226,7 @@ impl<'a> Walk<'a> {
 }
 
 /// The value of a field in JSON, and for people if that differs.
-fn shown(field: &proto::Field) -> (Value, Option<String>) {
+fn shown(field: &fields::Field) -> (Value, Option<String>) {
     let meaning = Some(field.meaning.clone()).filter(|meaning| !meaning.is_empty());
     match &field.value {
         FieldValue::Number(number) => (json!(number), meaning),

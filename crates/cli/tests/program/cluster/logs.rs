@@ -12,11 +12,12 @@ use ssntp::ClientConfig;
 use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::{
-    Command as Kind, Frame, FrameKind, MAX_STREAM_CHUNK, Outputs, StreamData, stream_of, stream_opened,
-};
+use ssntp::proto::{Command as Kind, Frame, FrameKind};
 use ssntp::server::{Context, Handler, Server, ServerConfig, SessionInfo};
-use ssntp_payload::{InstanceState, InstanceStats, NodeConnected, NodeStatus, NodeType, Ready, Stats};
+use ssntp_payload::{
+    InstanceState, InstanceStats, MAX_STREAM_CHUNK, NodeConnected, NodeStatus, NodeType, Outputs, Ready,
+    Stats, StreamData, stream_of, stream_opened,
+};
 use ssntp_view::{Controller, ControllerConfig, StreamError, StreamEvent, StreamRequest};
 use uuid::Uuid;
 

@@ -14,11 +14,10 @@
 //! ```
 
 use bytes::Bytes;
+use ssntp::proto::fields::{Field, Fields, Notes};
+use ssntp::proto::{Command, Event, Frame, FrameKind, Header};
 use ssntp_transport::cut;
 use uuid::Uuid;
-
-use super::fields::{Fields, Notes};
-use super::{Command, Event, Frame, FrameKind, Header};
 
 /// The maximum length of the output in one StreamData, in bytes.
 pub const MAX_STREAM_CHUNK: usize = 32 * 1024;
@@ -95,7 +94,7 @@ impl OpenStream {
         Self::read(&mut Fields::new(payload))
     }
 
-    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
+    fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let (stream, instance) = (fields.uuid("stream")?, fields.uuid("instance")?);
         let outputs = Outputs::read(fields, "outputs")?;
         let follow = read_flag(fields, "follow")?;
@@ -138,7 +137,7 @@ impl StreamCredit {
         Self::read(&mut Fields::new(payload))
     }
 
-    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
+    fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let (stream, bytes) = (fields.uuid("stream")?, fields.u32("credit")?);
         Some(Self { stream, bytes }).filter(|_| !stream.is_nil())
     }
@@ -189,7 +188,7 @@ impl StreamData {
     }
 
     /// Reads all but the data.
-    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<(Uuid, Outputs, bool)> {
+    fn read(fields: &mut Fields<'_, impl Notes>) -> Option<(Uuid, Outputs, bool)> {
         let stream = fields.uuid("stream")?;
         let output = Outputs::read(fields, "output")?;
         let missing = read_flag(fields, "missing")?;
@@ -255,7 +254,7 @@ impl StreamEnded {
         Self::read(&mut Fields::new(payload))
     }
 
-    pub(super) fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
+    fn read(fields: &mut Fields<'_, impl Notes>) -> Option<Self> {
         let stream = fields.uuid("stream")?;
         let reason = StreamEndReason(fields.u8("reason")?);
         fields.meaning(|| format!("{:#x} {reason}", reason.0));
@@ -281,7 +280,7 @@ impl StreamEnded {
     }
 }
 
-super::operand::named! {
+ssntp::named! {
     /// The reason for the end of a stream. Unknown values are kept, and print as hex.
     StreamEndReason after "" => {
         /// All of the requested output was sent.
@@ -303,13 +302,6 @@ super::operand::named! {
     }
 }
 
-impl FrameKind {
-    /// True for the frames of streams.
-    pub fn is_of_streams(self) -> bool {
-        self.is_known() && matches!(self.operand, 0x40..=0x42)
-    }
-}
-
 /// The UUID of the stream, with which the payload of each frame of streams begins. `None` if the
 /// payload is too short or the UUID is nil.
 pub fn stream_of(payload: &[u8]) -> Option<Uuid> {
@@ -323,4 +315,24 @@ fn read_flag(fields: &mut Fields<'_, impl Notes>, name: &'static str) -> Option<
     fields.meaning(|| if is_set { "yes" } else { "no" }.to_owned());
     fields.reserved(2)?;
     Some(is_set)
+}
+
+/// Reads the fields of a payload for `ssntp decode`. A payload of another frame is one field. False if the
+/// payload is not one of its kind.
+#[doc(hidden)]
+pub fn read_payload(kind: FrameKind, fields: &mut Fields<'_, Vec<Field>>) -> bool {
+    if kind == Command::OPEN_STREAM {
+        OpenStream::read(fields).is_some()
+    } else if kind == Command::STREAM_CREDIT {
+        StreamCredit::read(fields).is_some()
+    } else if kind == Event::STREAM_DATA {
+        StreamData::read(fields).is_some()
+    } else if kind == Event::STREAM_ENDED {
+        StreamEnded::read(fields).is_some()
+    } else if kind.is_of_streams() {
+        fields.uuid("stream").is_some_and(|stream| !stream.is_nil())
+    } else {
+        fields.rest("payload");
+        true
+    }
 }
