@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssntp::pki::{Identity, Trust};
-use ssntp::proto::{FrameKind, FrameType, Operands};
-use ssntp::server::{Context, Filter, Handler, Newcomer, Refusal, Request, SessionInfo};
-use ssntp::{Role, Server, ServerConfig};
+use ssntp::proto::{FrameKind, FrameType, Operands, Refusal};
+use ssntp::server::{Context, Filter, Handler, Newcomer, SessionInfo};
+use ssntp::{Request, Role, Server, ServerConfig};
 
 /// Reads the value of a key, or sets it: `key` or `key=value`.
 const LOOKUP: FrameKind = FrameKind::new(FrameType::COMMAND, 0x80);

@@ -106,6 +106,7 @@ mod wire;
 
 pub use client::{Client, ClientConfig, ClientHandle};
 pub use proto::{Command, ErrorCode, Event, Frame, Status};
+pub use request::{Request, RequestError};
 pub use server::{Server, ServerConfig};
 
 /// Any error, for the result of `main`. Rust prints it by [`Debug`](std::fmt::Debug), which is the plain
@@ -147,9 +148,8 @@ pub use ssntp_transport::Histogram;
 
 // Exported because their types appear in signatures, so that a program can use the same versions.
 pub use bytes::{self, Bytes};
-pub use crossbeam_channel::{self, Receiver};
+pub use crossbeam_channel;
 pub use rustls;
-pub use serde_json;
 pub use uuid::{self, Uuid};
 
 // The code that README.md shows is compiled and run as tests.

@@ -99,7 +99,7 @@ impl Silence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::answer_to_unsupported;
+    use crate::proto::Item;
 
     const LIMIT: Duration = Duration::from_secs(80);
 
@@ -116,7 +116,7 @@ mod tests {
         // Any bytes are a sign of life, and the answer is taken once.
         silence.hear(at(81));
         assert_eq!(silence.look(at(90), LIMIT), Look::Nothing);
-        let answer = answer_to_unsupported(PROBE).unwrap();
+        let answer = Item::Unsupported(PROBE).answer().unwrap();
         assert_eq!([silence.takes(&answer), silence.takes(&answer)], [true, false]);
         assert!(!silence.takes(&Frame::new(ErrorCode::INVALID_FRAME_TYPE)));
     }

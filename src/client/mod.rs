@@ -128,7 +128,6 @@ pub use self::handle::ClientHandle;
 #[cfg(feature = "issue")]
 pub use self::join::{Join, JoinError, NodeFiles};
 use crate::proto::Frame;
-pub use crate::request::{Request, RequestError};
 use ssntp_transport::{deadline, locked, remaining, threads};
 
 /// A running client. It receives events, and derefs to its [`ClientHandle`].

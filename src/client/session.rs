@@ -13,7 +13,6 @@ use super::inbound::Inbound;
 use crate::payload::{Draining, InvalidFrameType};
 use crate::proto::{
     Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, answer_to_bad_exchange,
-    answer_to_unsupported,
 };
 use crate::request::Request;
 use crate::wire::outgoing;
@@ -150,7 +149,7 @@ impl Sink<Item> for SessionSink {
                 Item::Unsupported(kind) => {
                     // Not a warning: a server could fill the log with it.
                     debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.config.role);
-                    if let Some(answer) = answer_to_unsupported(kind) {
+                    if let Some(answer) = item.answer() {
                         self.answer(&answer);
                     }
                     true

@@ -126,7 +126,7 @@ pub enum Item {
     /// A frame with its trace.
     Traced(Frame),
     /// A frame of an unsupported type or an unknown operand, whose payload was skipped. The sender
-    /// gets [`answer_to_unsupported`](super::answer_to_unsupported).
+    /// gets [`answer`](Self::answer).
     Unsupported(FrameKind),
 }
 
@@ -137,6 +137,18 @@ impl Item {
             Self::Run(run) => run.kind(),
             Self::Traced(frame) => frame.kind(),
             Self::Unsupported(kind) => *kind,
+        }
+    }
+
+    /// The answer to an unsupported frame. `None` for all others, and for an ERROR, which is never answered
+    /// (docs/protocol.md, "Frames").
+    pub fn answer(&self) -> Option<Frame> {
+        match self {
+            Self::Unsupported(kind) if kind.frame_type.is_known() => {
+                invalid_frame_type(*kind, "unsupported_operand")
+            }
+            Self::Unsupported(kind) => invalid_frame_type(*kind, "unsupported_type"),
+            Self::Run(_) | Self::Traced(_) => None,
         }
     }
 
@@ -417,17 +429,6 @@ impl Codec {
         items.extend(self.unsupported.take().map(Item::Unsupported));
         true
     }
-}
-
-/// The answer to an unsupported frame. `None` for an ERROR, which is never answered
-/// (docs/protocol.md, "Frames").
-pub fn answer_to_unsupported(kind: FrameKind) -> Option<Frame> {
-    let reason = if kind.frame_type.is_known() {
-        "unsupported_operand"
-    } else {
-        "unsupported_type"
-    };
-    invalid_frame_type(kind, reason)
 }
 
 /// The answer to a frame that the roles of its sender do not allow. `None` for an ERROR.

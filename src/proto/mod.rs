@@ -60,7 +60,7 @@ mod tests;
 /// The default port of a server (docs/protocol.md, "Underneath").
 pub const DEFAULT_PORT: u16 = 8888;
 
-pub use self::codec::{Codec, DEFAULT_MAX_PAYLOAD, Item, Run, answer_to_unsupported};
+pub use self::codec::{Codec, DEFAULT_MAX_PAYLOAD, Item, Run};
 pub(crate) use self::codec::{LINK, answer_to_bad_exchange, answer_to_filtered, apart};
 pub use self::error::{ProtocolError, Refusal};
 pub(crate) use self::exchange::content;

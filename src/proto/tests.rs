@@ -314,7 +314,7 @@ fn unknown_type_and_operand_are_skipped_and_reported_in_order() {
                 panic!("{items:?}")
             };
             assert_eq!(*found, kind);
-            let answer = answer_to_unsupported(kind).unwrap();
+            let answer = Item::Unsupported(kind).answer().unwrap();
             assert_eq!(answer.kind(), ErrorCode::INVALID_FRAME_TYPE);
             let expected = format!("type: {frame_type}\noperand: {operand}\nreason: {reason}\n");
             assert_eq!(answer.payload_bytes()[..], *expected.as_bytes());
@@ -338,7 +338,7 @@ fn a_codec_knows_that_it_is_within_a_frame_that_is_skipped() {
 #[test]
 fn an_error_is_never_answered() {
     assert_eq!(
-        answer_to_unsupported(FrameKind::new(FrameType::ERROR, 0x7f)),
+        Item::Unsupported(FrameKind::new(FrameType::ERROR, 0x7f)).answer(),
         None
     );
     assert_eq!(answer_to_filtered(ErrorCode::STOP_FAILURE.into()), None);

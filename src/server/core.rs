@@ -47,8 +47,7 @@ use super::sessions::{SessionId, SessionInfo};
 use super::state::{Notice, State};
 use crate::payload::{DrainServer, Kick, ListBans, ListServers, ListSessions, Servers, Unban, Watch};
 use crate::proto::{
-    Command, ErrorCode, Exchange, Frame, Item, Refusal, Run, Step, answer_to_bad_exchange,
-    answer_to_filtered, answer_to_unsupported,
+    Command, ErrorCode, Exchange, Frame, Item, Refusal, Run, Step, answer_to_bad_exchange, answer_to_filtered,
 };
 use crate::request::Request;
 use ssntp_transport::dispatch::{Action, Core, DispatchEvent, Drops, Events, Origin, RemotePause, View};
@@ -261,7 +260,7 @@ impl ServerCore {
             Item::Unsupported(kind) => {
                 session.counters.frames_unsupported += 1;
                 debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
-                if let Some(answer) = answer_to_unsupported(*kind) {
+                if let Some(answer) = item.answer() {
                     self.state.delivery.sending.answer(id, &answer, 1);
                 }
                 return;

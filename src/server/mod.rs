@@ -152,8 +152,6 @@ pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
 pub use self::renewal::RenewalReport;
 pub use self::routing::{Decision, RuleError, Rules};
 pub use self::sessions::{SessionCounters, SessionId, SessionInfo, SessionKey};
-pub use crate::proto::Refusal;
-pub use crate::request::{Request, RequestError};
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner};
 use ssntp_transport::{Acceptance, Address, Listener, Room, now, threads, wall_clock};

@@ -19,7 +19,6 @@ use super::*;
 use crate::Role;
 use crate::proto::{
     Codec, Command, Connect, ErrorCode, Frame, FrameKind, FrameType, Item, PROBE, Refusal, Run, Trace,
-    answer_to_unsupported,
 };
 use crate::wire::outgoing;
 use ssntp_pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
@@ -617,7 +616,7 @@ fn a_silent_client_is_asked_for_a_sign_of_life_and_its_session_ends_without_one(
     let (handler, received_notes) = notes();
     let mut rig = Rig::new(handler, |c| c.idle_limit(Duration::from_secs(80)));
     let (stopped, lives) = (rig.connect(Role::AGENT), rig.connect(Role::AGENT));
-    let answer = answer_to_unsupported(PROBE).unwrap();
+    let answer = Item::Unsupported(PROBE).answer().unwrap();
     for seconds in (10..=80).step_by(10) {
         rig.pass(Duration::from_secs(10));
         let actions = rig.tick();

@@ -41,7 +41,6 @@ use ssntp_transport::{Address, wall_clock};
 
 pub use self::handler_test::HandlerTest;
 pub use self::tokens::Tokens;
-pub use ssntp_transport::memory::Faults;
 
 /// An authority, and a network in memory. Both exist only in this process.
 #[derive(Debug)]

@@ -3,16 +3,15 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ssntp::client::{Client, ClientError, ClientEvent, RequestError, SendFault};
+use ssntp::client::{Client, ClientError, ClientEvent, SendFault};
 use ssntp::crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::payload::{Content, InvalidFrameType, InvalidFrameTypeReason};
-use ssntp::proto::{Exchange, FrameKind, FrameType, OperandError, Operands, Run, Step, Trace};
+use ssntp::proto::{Exchange, FrameKind, FrameType, OperandError, Operands, Refusal, Run, Step, Trace};
 use ssntp::server::{
-    Context, DisconnectReason, Filter, Handler, Newcomer, Refusal, Request, RuleError, Rules, Server,
-    ServerError, SessionInfo,
+    Context, DisconnectReason, Filter, Handler, Newcomer, RuleError, Rules, Server, ServerError, SessionInfo,
 };
 use ssntp::testkit::{HandlerTest, Testkit};
-use ssntp::{Bytes, Command, Frame, Role, Status, Uuid};
+use ssntp::{Bytes, Command, Frame, Request, RequestError, Role, Status, Uuid};
 
 const DRAIN: FrameKind = FrameKind::new(FrameType::COMMAND, 0x80);
 const SCALED: FrameKind = FrameKind::new(FrameType::EVENT, 0xfe);
@@ -46,9 +45,9 @@ fn until(mut is_so: impl FnMut() -> bool) {
 }
 
 /// Sends its events to a channel, and answers no request.
-struct Channels(Sender<(Uuid, Frame)>, Sender<ssntp::client::Request>);
+struct Channels(Sender<(Uuid, Frame)>, Sender<Request>);
 
-type Received = (Receiver<(Uuid, Frame)>, Receiver<ssntp::client::Request>);
+type Received = (Receiver<(Uuid, Frame)>, Receiver<Request>);
 
 fn channels() -> (Channels, Received) {
     let ((frames, received_frames), (requests, asked)) = (unbounded(), unbounded());
@@ -59,7 +58,7 @@ impl Handler for Channels {
     fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
         let _ = self.0.send((from.uuid(), frame));
     }
-    fn request(&mut self, _: &mut Context<'_>, _: &SessionInfo, request: ssntp::client::Request) {
+    fn request(&mut self, _: &mut Context<'_>, _: &SessionInfo, request: Request) {
         let _ = self.1.send(request);
     }
 }
@@ -208,7 +207,7 @@ fn the_role_filter_decides_about_frames_of_the_application() {
 struct Echo;
 
 impl Handler for Echo {
-    fn request(&mut self, cx: &mut Context<'_>, from: &SessionInfo, request: ssntp::client::Request) {
+    fn request(&mut self, cx: &mut Context<'_>, from: &SessionInfo, request: Request) {
         assert_eq!(from.uuid(), request.from());
         let answered = match &request.payload()[..] {
             b"" => cx.refuse(&request, "empty"),

@@ -9,18 +9,16 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::sign::CertifiedKey;
-use ssntp::client::{
-    Client, ClientConfig, ClientEvent, Join, JoinError, NodeFiles, RequestError, SessionEnd,
-};
+use ssntp::client::{Client, ClientConfig, ClientEvent, Join, JoinError, NodeFiles, SessionEnd};
 use ssntp::pki::{
     Authority, CertificateRequest, Enrolled, EnrolmentRecords, Identity, Issuer, JoinRefusal, JoinRequest,
     JoinToken, ServerCheck, SigningRequest, StoredToken, Trust, node_key, signing_request,
 };
 use ssntp::server::{Enrolment, EnrolmentStore, Federation, Server, ServerError};
-use ssntp::testkit::{Faults, Testkit, Tokens};
-use ssntp::transport::memory::MemoryListener;
+use ssntp::testkit::{Testkit, Tokens};
+use ssntp::transport::memory::{Faults, MemoryListener};
 use ssntp::transport::{Address, Target, TcpOptions, TlsError};
-use ssntp::{Command, Frame, Role, ServerConfig, Uuid};
+use ssntp::{Command, Frame, RequestError, Role, ServerConfig, Uuid};
 use ssntp_test_support::wait::wait_for;
 use ssntp_transport::tls::{Acceptor, Secured};
 use ssntp_transport::{BufferPool, Cancel, Duplex, Outgoing, threads};

@@ -8,11 +8,11 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::proto::{Command, Frame, FrameKind, FrameType, Operands, Refusal, Run, Status};
 use ssntp::server::{
     ClusterHandler, Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, Newcomer,
-    PeerState, RequestError, Rules, SendError, ServerConfig, ServerLink, SessionInfo,
+    PeerState, Rules, SendError, ServerConfig, ServerLink, SessionInfo,
 };
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::{Limits, Target};
-use ssntp::{Bytes, Role};
+use ssntp::{Bytes, RequestError, Role};
 use ssntp_test_support::*;
 use uuid::Uuid;
 

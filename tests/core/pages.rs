@@ -1,7 +1,7 @@
 //! The examples and tables of the pages, and the tables of files of the modules, compared with the code.
 
 use ssntp::payload::Payload;
-use ssntp::proto::{Connect, Connected, Exchange, FrameKind, FrameType, Step, Trace, answer_to_unsupported};
+use ssntp::proto::{Connect, Connected, Exchange, FrameKind, FrameType, Item, Step, Trace};
 use ssntp::{Bytes, Frame, Role, Status, Uuid};
 
 const PAGE: &str = include_str!("../../docs/protocol.md");
@@ -64,7 +64,8 @@ fn each_example_is_what_the_code_writes() {
         ),
         (
             "invalid",
-            answer_to_unsupported(FrameKind::new(FrameType::COMMAND, 0x77))
+            Item::Unsupported(FrameKind::new(FrameType::COMMAND, 0x77))
+                .answer()
                 .unwrap()
                 .encode()
                 .to_vec(),

@@ -39,7 +39,7 @@ impl Handler for Notes {
         let _ = self.0.send((from.uuid(), number(&frame)));
     }
 
-    fn request(&mut self, cx: &mut Context<'_>, _: &SessionInfo, request: ssntp::client::Request) {
+    fn request(&mut self, cx: &mut Context<'_>, _: &SessionInfo, request: ssntp::Request) {
         cx.reply(&request, request.payload().clone()).unwrap();
     }
 }

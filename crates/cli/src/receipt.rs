@@ -16,7 +16,7 @@
 //! which shows as well that it has taken all frames before. `docs/receipts.md` has the rules for implementers.
 
 use serde::{Deserialize, Serialize};
-use ssntp::client::RequestError;
+use ssntp::RequestError;
 use ssntp::payload::{InvalidFrameType, yaml};
 use ssntp::proto::{Frame, FrameKind, FrameType, Operands};
 use ssntp::{Bytes, Role};

@@ -3,10 +3,9 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::RequestError;
 use crate::payload::yaml::MAX_DEPTH;
-use crate::proto::{
-    ErrorCode, Event, FrameKind, FrameType, Header, Operands, Status, Trace, answer_to_unsupported,
-};
+use crate::proto::{ErrorCode, Event, FrameKind, FrameType, Header, Item, Operands, Status, Trace};
 use ssntp_transport::Limits;
 
 #[test]
@@ -253,7 +252,7 @@ fn a_refusal_of_a_request_ends_its_wait_with_and_without_a_trace() {
         let handle = client.handle();
         let ask = move || handle.request(Frame::new(SCALE), LIMIT);
         let asks = threads::spawn("asks", ask).unwrap();
-        let refused = answer_to_unsupported(peer.recv().kind()).unwrap();
+        let refused = Item::Unsupported(peer.recv().kind()).answer().unwrap();
         peer.send(&if is_traced {
             refused.traced(Trace::new("refused"))
         } else {

@@ -2,9 +2,10 @@
 
 use super::renewing::{another_authority, of};
 use super::*;
+use crate::RequestError;
 use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::payload::Draining;
-use crate::proto::{FrameKind, FrameType, Item, Operands, PROBE, Run, answer_to_unsupported};
+use crate::proto::{FrameKind, FrameType, Item, Operands, PROBE, Run};
 use bytes::Bytes;
 use ssntp_pki::{
     Authority, AuthorityRequest, Identity, RevocationLists, RevocationReason, Revoked, Role, Serial,
@@ -478,7 +479,7 @@ fn a_silent_server_is_asked_for_a_sign_of_life_and_its_session_ends_without_one(
     pass(&mut client, 1);
     assert_eq!(session.outbox.waiting().items, 1);
     // The application does not get the answer.
-    let answer = answer_to_unsupported(PROBE).unwrap();
+    let answer = Item::Unsupported(PROBE).answer().unwrap();
     session.items(&mut vec![Item::from(&answer)], 8);
     pass(&mut client, 4);
     assert_eq!(session.outbox.waiting().items, 2, "it is asked again");

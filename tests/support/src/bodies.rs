@@ -16,10 +16,7 @@ use ssntp::pki::{
     CertificateInfo, Identity, JoinRefusal, JoinRequest, JoinToken, RevocationLists, SigningRequest,
     StoredToken, Trust,
 };
-use ssntp::proto::{
-    ClientHandshake, Codec, Connect, Connected, Frame, Item, Run, ServerHandshake, Trace,
-    answer_to_unsupported,
-};
+use ssntp::proto::{ClientHandshake, Codec, Connect, Connected, Frame, Item, Run, ServerHandshake, Trace};
 use ssntp::transport::Address;
 use ssntp_opflex::message::{self, Incoming};
 use ssntp_opflex::rpc::{self, Limits};
@@ -87,7 +84,7 @@ fn frames(items: Vec<Item>) -> Vec<Found> {
             }
             Item::Traced(frame) => found.push(Ok(frame)),
             Item::Unsupported(kind) => {
-                let _ = answer_to_unsupported(kind);
+                let _ = item.answer();
                 found.push(Err(kind));
             }
         }

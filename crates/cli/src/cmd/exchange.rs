@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use rustix::process::{Pid, Signal, kill_process_group};
-use ssntp::client::{Client, ClientEvent, Request, RequestError};
+use ssntp::client::{Client, ClientEvent};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
+use ssntp::{Request, RequestError};
 use ssntp_transport::threads;
 use uuid::Uuid;
 

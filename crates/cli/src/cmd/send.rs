@@ -7,11 +7,11 @@ use std::time::Duration;
 use clap::value_parser;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use serde_json::json;
-use ssntp::client::{Backoff, Client, ClientEvent, RequestError, SendFault, ServerInfo};
+use ssntp::client::{Backoff, Client, ClientEvent, SendFault, ServerInfo};
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp::server::Filter;
-use ssntp::{Bytes, Role};
+use ssntp::{Bytes, RequestError, Role};
 use ssntp_transport::{elapsed, now, threads};
 
 use super::operands::{self, senders};

@@ -8,13 +8,13 @@ mod cluster;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use ssntp::Role;
 use ssntp::pki::Identity;
 use ssntp::proto::Operands;
 use ssntp::proto::{Command, Event, Exchange, Frame, FrameKind, FrameType, Header, Step, Trace};
+use ssntp::{Request, Role};
 use ssntp_payload::{OpenStream, Outputs};
 
-use ssntp::server::{Context, Filter, Handler, Request, Rules, SessionInfo};
+use ssntp::server::{Context, Filter, Handler, Rules, SessionInfo};
 use ssntp::transport::Limits;
 use uuid::Uuid;
 

@@ -9,8 +9,8 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use crossbeam_channel::Sender;
+use ssntp::Request;
 use ssntp::Role;
-use ssntp::client::Request;
 use ssntp::payload::Servers;
 use ssntp::proto::{Frame, Operands, Run};
 use ssntp::server::{ClusterHandler, Context, Handler, SessionInfo};

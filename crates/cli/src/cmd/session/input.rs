@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use serde_json::Value;
-use ssntp::client::{Client, Request, RequestError};
 use ssntp::proto::{Frame, FrameKind, Operands};
+use ssntp::{Client, Request, RequestError};
 use ssntp_transport::{elapsed, locked, now, threads};
 use uuid::Uuid;
 

@@ -4,8 +4,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use ssntp::client::{Request, RequestError, SendFault};
+use ssntp::client::SendFault;
 use ssntp::proto::{Frame, FrameKind, Operands, Trace, TraceParent};
+use ssntp::{Request, RequestError};
 use uuid::Uuid;
 
 use crate::cmd::listen;

@@ -14,15 +14,14 @@ use super::super::threads::Step;
 use super::log::{SharedLog, client_uuid};
 use super::session::Session;
 use super::world::made;
-use ssntp::Role;
 use ssntp::client::{
-    Backoff, ClientConfig, ClientEvent, ClientHandle, DialFault, RequestError, SendFault, ServerInfo,
-    SessionEnd,
+    Backoff, ClientConfig, ClientEvent, ClientHandle, DialFault, SendFault, ServerInfo, SessionEnd,
 };
 use ssntp::pki::CertificateInfo;
 use ssntp::proto::{ClientHandshake, Command, Connect, Event, Frame, FrameKind, Refusal, Status};
 use ssntp::simulation::{At, Awaited, ClientCore, Next, Standing, Trial};
 use ssntp::transport::{Limits, PeerAddress};
+use ssntp::{RequestError, Role};
 use ssntp_test_support::random::Random;
 
 pub(super) const MAX_PAYLOAD: u32 = 1 << 20;
