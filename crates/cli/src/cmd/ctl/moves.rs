@@ -105,7 +105,8 @@ impl Moves {
                     && self.waiting.remove(&instance)
                 {
                     stayed += 1;
-                    report(session, instance, Err(why(&failure.reason)))?;
+                    let why = format!("{} ({})", failure.words(), failure.reason);
+                    report(session, instance, Err(&why))?;
                 }
             }
             let moved: Vec<_> = session.controller.look(|view| {
@@ -147,16 +148,4 @@ fn report(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> R
     let value = json!({"instance": instance, key: result});
     let text = printable(&format!("instance {instance} was {text}"));
     even_unread(print_either(session.json, value, text))
-}
-
-/// The scheduler's reason, in words.
-fn why(reason: &str) -> &str {
-    match reason {
-        "not_moved_persistent" => "it is persistent, and its node keeps it",
-        "not_moved_storage" => "it has volumes of its node",
-        "not_moved_bound" => "its START requires its node",
-        "not_moved_unknown" => "the scheduler does not know its START",
-        "full_cloud" | "no_cn" | "no_net_cn" => "no other node has enough free resources",
-        other => other,
-    }
 }

@@ -286,7 +286,9 @@ fn movable_instances_of_an_evacuated_node_are_moved() {
     );
     for line in [
         format!("node {node} is empty, and in maintenance"),
-        format!("instance {stays} was not moved: it is persistent, and its node keeps it"),
+        format!(
+            "instance {stays} was not moved: it is persistent, and its node keeps it (not_moved_persistent)"
+        ),
         format!("instance {moved} was moved to node "),
     ] {
         assert!(done.stdout.contains(&line), "{}", done.stdout);
