@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use serde_json::json;
-use ssntp::payload::{BanEntry, Bans, Id, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
+use ssntp::payload::{BanEntry, Bans, Id, Kick, Kicked, ListBans, Unban, Unbanned};
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
 use super::json::known as or_null;
 use super::options::Options;
-use super::session::Session;
+use super::session::{Session, check};
 use super::sessions::{self, new_id};
 use super::{json as shapes, tables};
 use crate::cmd::table::print;
@@ -151,14 +151,5 @@ pub(super) fn only(of: &str, kind: &str, begin: &str, mut known: Vec<String>) ->
                 "{count} {of}s have {kind} that begins with {begin}: {few}{more}"
             )))
         }
-    }
-}
-
-/// Fails if the server refused the command.
-pub(super) fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
-    match reason {
-        OperatorRefusal::NotRefused => Ok(()),
-        reason if detail.is_empty() => Err(Failure::new(reason)),
-        _ => Err(Failure::new(detail)),
     }
 }

@@ -7,9 +7,8 @@ use ssntp::payload::{DrainServer, ListServers, ServerEntry, ServerState, Servers
 
 use ssntp_view::all_pages;
 
-use super::kick::check;
 use super::options::Options;
-use super::session::Session;
+use super::session::{Session, check};
 use super::sessions::new_id;
 use super::{json as shapes, tables};
 use crate::cmd::table::list;

@@ -1,6 +1,7 @@
 //! A connected controller, and the waits of a command: for the scheduler's list of nodes, for the
 //! result of its orders, for a signal.
 
+use std::fmt::Display;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,15 @@ fn not_answered(error: AskError, kind: FrameKind, changes: bool) -> Failure {
     }
 }
 
+/// Fails if an answer refuses its question: with the details, or else the reason.
+pub(super) fn check<R: Display + Default + PartialEq>(reason: &R, detail: &str) -> Result<(), Failure> {
+    match detail {
+        _ if *reason == R::default() => Ok(()),
+        "" => Err(Failure::new(reason)),
+        detail => Err(Failure::new(printable(detail))),
+    }
+}
+
 /// A connected controller for one command, with its time limit and the signals.
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
@@ -122,7 +132,8 @@ impl<'a> Session<'a> {
         self.ask_for(order, is_answer, true)
     }
 
-    fn ask_for<Q: Payload, A: Payload>(
+    /// As [`change`](Self::change) if it `changes` something, or else as [`ask`](Self::ask).
+    pub(super) fn ask_for<Q: Payload, A: Payload>(
         &self,
         question: &Q,
         is_answer: impl Fn(&A) -> bool,

@@ -16,12 +16,12 @@ use uuid::Uuid;
 
 use super::json::known;
 use super::options::Options;
-use super::session::{POLL, Session};
+use super::session::{self, POLL, Session};
 use super::sessions::new_id;
 use super::tables;
 use crate::cmd::table;
 use crate::failure::Failure;
-use crate::output::{note, print_either, print_json, print_line, printable};
+use crate::output::{note, print_either, print_json, print_line};
 use crate::signals::Stop;
 
 /// Make, show and remove the networks of tenants
@@ -301,18 +301,12 @@ fn send(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
 
 fn answer_to(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
     let is_answer = |answer: &Tenants| answer.id == request.id;
-    match request.action {
-        TenantAction::List => session.ask(request, is_answer),
-        _ => session.change(request, is_answer),
-    }
+    session.ask_for(request, is_answer, request.action != TenantAction::List)
 }
 
 fn accepted(answer: Tenants) -> Result<Tenants, Failure> {
-    match &answer.reason {
-        TenantRefusal::NotRefused => Ok(answer),
-        reason if answer.detail.is_empty() => Err(Failure::new(reason)),
-        _ => Err(Failure::new(printable(&answer.detail))),
-    }
+    session::check(&answer.reason, &answer.detail)?;
+    Ok(answer)
 }
 
 fn one(answer: Tenants) -> Result<TenantEntry, Failure> {

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::kick::{NamedClient, only};
 use super::options::Options;
-use super::session::Session;
+use super::session::{Session, check};
 use super::sessions::new_id;
 use crate::cmd::roles;
 use crate::cmd::table::{Columns, print};
@@ -205,17 +205,13 @@ fn manage(
         after,
     };
     let is_answer = |answer: &Tokens| answer.id == asked.id;
-    let answer = match asked.action {
-        TokenAction::List => session.ask(&asked, is_answer)?,
-        _ => session.change(&asked, is_answer)?,
-    };
-    check(&answer.reason, &answer.detail)?;
+    let answer = session.ask_for(&asked, is_answer, asked.action != TokenAction::List)?;
+    check_answer(&answer.reason, &answer.detail)?;
     Ok(answer)
 }
 
-fn check(reason: &EnrolmentRefusal, detail: &str) -> Result<(), Failure> {
+fn check_answer(reason: &EnrolmentRefusal, detail: &str) -> Result<(), Failure> {
     match reason {
-        EnrolmentRefusal::NotRefused => Ok(()),
         EnrolmentRefusal::NoIssuer => Err(Failure::new(
             "no node can join: the scheduler has no issuer (`ssntp scheduler --issuer`)",
         )),
@@ -223,8 +219,7 @@ fn check(reason: &EnrolmentRefusal, detail: &str) -> Result<(), Failure> {
             "it is not known whether that was done: {}",
             printable(detail)
         ))),
-        reason if detail.is_empty() => Err(Failure::new(reason)),
-        _ => Err(Failure::new(printable(detail))),
+        reason => check(reason, detail),
     }
 }
 
@@ -262,11 +257,8 @@ fn about(
         after,
     };
     let is_answer = |answer: &NodeCertificates| answer.id == asked.id;
-    let answer = match asked.action {
-        CertificateAction::List => session.ask(&asked, is_answer)?,
-        _ => session.change(&asked, is_answer)?,
-    };
-    check(&answer.reason, &answer.detail)?;
+    let answer = session.ask_for(&asked, is_answer, asked.action != CertificateAction::List)?;
+    check_answer(&answer.reason, &answer.detail)?;
     Ok(answer)
 }
 
