@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Write};
 
-/// The number of characters of a peer's text that a log line repeats.
+/// The number of characters, as they are shown, of a peer's text that a log line repeats.
 const EXCERPT: usize = 200;
 
 /// The text in one line, with hidden characters escaped as in `\u{202e}`.
@@ -26,7 +26,7 @@ pub fn printable_json(json: &str) -> String {
     )
 }
 
-/// The first 200 characters of a peer's text, in one line.
+/// The beginning of a peer's text, in one line: at most 200 characters, as they are shown.
 pub fn excerpt<T: Display>(said: T) -> Excerpt<T> {
     Excerpt(said)
 }
@@ -65,7 +65,7 @@ impl<T: Display> Display for Excerpt<T> {
     }
 }
 
-/// Passes on a number of characters, escaped, and then fails.
+/// Passes on a number of characters, counted as they are shown, and then fails.
 struct Cut<'a, 'b> {
     to: &'a mut fmt::Formatter<'b>,
     left: usize,
@@ -74,18 +74,22 @@ struct Cut<'a, 'b> {
 
 impl Write for Cut<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let end = text.char_indices().nth(self.left).map(|(end, _)| end);
-        let shown = &text[..end.unwrap_or(text.len())];
-        self.left -= shown.chars().count();
-        self.to.write_str(&printable(shown))?;
-        match end {
-            Some(_) => {
+        for c in text.chars() {
+            let is_hidden = does_not_show(c);
+            let shown = if is_hidden { c.escape_default().len() } else { 1 };
+            if shown > self.left {
                 // An error, so that the rest of a long text is not even formatted.
                 self.over = true;
-                Err(fmt::Error)
+                return Err(fmt::Error);
             }
-            None => Ok(()),
+            self.left -= shown;
+            if is_hidden {
+                write!(self.to, "{}", c.escape_default())?;
+            } else {
+                self.to.write_char(c)?;
+            }
         }
+        Ok(())
     }
 }
 
@@ -181,6 +185,9 @@ mod tests {
         }
         let pieces = excerpt(format_args!("{exact}{}{}", 1, 2)).to_string();
         assert_eq!(pieces, format!("{exact}…"));
+        // What is hidden counts as it is shown, and is not shown in part.
+        let hidden = excerpt("\u{e0fff}".repeat(EXCERPT)).to_string();
+        assert_eq!(hidden, format!("{}…", "\\u{e0fff}".repeat(EXCERPT / 9)));
     }
 
     #[test]
