@@ -48,8 +48,8 @@
 //! | `testkit` | certificates, servers and handlers for tests, with the feature `issue` |
 //!
 //! The root exports the types that nearly every program needs, and the types of other crates that appear
-//! in signatures: [`Uuid`], [`Bytes`], [`Receiver`]. [`Event`] is an operand of the protocol like
-//! [`Command`], [`Status`] and [`ErrorCode`]. The events of a client are
+//! in signatures: [`Uuid`], [`Bytes`], and the channels of [`crossbeam_channel`]. [`Event`] is an operand of
+//! the protocol like [`Command`], [`Status`] and [`ErrorCode`]. The events of a client are
 //! [`ClientEvent`](client::ClientEvent).
 //!
 //! # Out of scope
