@@ -15,8 +15,8 @@ use ssntp_transport::{locked, setters};
 const AT_A_TIME: usize = 64;
 /// The maximum number of those that have the same address.
 const OF_ADDRESS: usize = 16;
-/// The maximum number of wrong proofs that wait at a time; the other places are for other nodes.
-const WAITING: usize = AT_A_TIME / 2;
+/// The number of nodes that join at a time above which a wrong proof does not wait, so that other nodes find a place.
+const MANY: usize = AT_A_TIME / 2;
 
 /// Where a server keeps the records of the nodes that join. Several servers may share one.
 ///
@@ -44,7 +44,8 @@ pub struct Enrolment {
     issuer: Mutex<Arc<Issuer>>,
     store: Box<dyn EnrolmentStore>,
     lifetime: Duration,
-    places: Mutex<Places>,
+    /// The hosts of the nodes that join at present.
+    places: Mutex<Vec<Option<IpAddr>>>,
 }
 
 impl fmt::Debug for Enrolment {
@@ -83,11 +84,10 @@ impl Enrolment {
     /// A place among the nodes that join at present; `None` if too many do.
     pub(super) fn place(&self, host: Option<IpAddr>) -> Option<Place<'_>> {
         let places = &self.places;
-        let hosts = &mut locked(places).hosts;
+        let mut hosts = locked(places);
         let of_host = hosts.iter().filter(|other| **other == host).count();
         (hosts.len() < AT_A_TIME && of_host < OF_ADDRESS).then(|| hosts.push(host))?;
-        let waits = false;
-        Some(Place { places, host, waits })
+        Some(Place { places, host })
     }
 
     /// Decides about a request.
@@ -127,37 +127,24 @@ impl Enrolment {
     }
 }
 
-/// The nodes that join at present.
-#[derive(Default)]
-struct Places {
-    hosts: Vec<Option<IpAddr>>,
-    /// The number of those that wait after a wrong proof.
-    waiting: usize,
-}
-
 /// One of the nodes that join at present, by its host.
 pub(super) struct Place<'a> {
-    places: &'a Mutex<Places>,
+    places: &'a Mutex<Vec<Option<IpAddr>>>,
     host: Option<IpAddr>,
-    waits: bool,
 }
 
 impl Place<'_> {
-    /// Keeps the place while a wrong proof waits. False if so many do that it has to make room for others.
-    pub(super) fn keep_waiting(&mut self) -> bool {
-        let waiting = &mut locked(self.places).waiting;
-        self.waits = *waiting < WAITING;
-        *waiting += usize::from(self.waits);
-        self.waits
+    /// False if so many nodes join that a wrong proof has to make room for others.
+    pub(super) fn may_wait(&self) -> bool {
+        locked(self.places).len() <= MANY
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut places = locked(self.places);
-        places.waiting -= usize::from(self.waits);
-        let own = places.hosts.iter().position(|host| *host == self.host);
-        own.map(|own| places.hosts.swap_remove(own));
+        let mut hosts = locked(self.places);
+        let own = hosts.iter().position(|host| *host == self.host);
+        own.map(|own| hosts.swap_remove(own));
     }
 }
 
@@ -167,25 +154,20 @@ mod tests {
     use crate::testkit::{Testkit, Tokens};
 
     #[test]
-    fn wrong_proofs_that_wait_have_at_most_half_of_the_places_and_an_address_has_its_share() {
+    fn wrong_proofs_wait_in_at_most_half_of_the_places_and_an_address_has_its_share() {
         let enrolment = Testkit::new().unwrap().enrolment(&Tokens::default()).unwrap();
         let host = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
         let mut places: Vec<_> = (0..64).map(|n| enrolment.place(host(n / 16)).unwrap()).collect();
         assert!(enrolment.place(host(9)).is_none());
-        let waiting = places
-            .iter_mut()
-            .filter_map(|place| place.keep_waiting().then_some(()));
-        assert_eq!(waiting.count(), 32);
-        // Those that may not wait leave.
+        assert!(!places[0].may_wait());
+        places.truncate(33);
+        assert!(!places[0].may_wait());
         places.truncate(32);
+        assert!(places[0].may_wait());
         let other: Vec<_> = (0..17).map_while(|_| enrolment.place(host(9))).collect();
         assert_eq!(other.len(), 16);
         assert!(enrolment.place(host(0)).is_none());
         drop((places, other));
-        assert!(
-            enrolment
-                .place(host(0))
-                .is_some_and(|mut place| place.keep_waiting())
-        );
+        assert!(enrolment.place(host(0)).is_some_and(|place| place.may_wait()));
     }
 }

@@ -70,7 +70,7 @@ pub(super) fn serve(
     if !goes_on {
         return environment.refused(newcomer, "lost");
     }
-    let (decided, mut place) = match admitted {
+    let (decided, place) = match admitted {
         Ok((request, signing, place)) => (enrolment.join(&request, &signing, wall_clock()), Some(place)),
         Err(why) => (Err(why), None),
     };
@@ -85,10 +85,10 @@ pub(super) fn serve(
             environment.handshakes.enrolled(why.word());
             environment.log_newcomer(newcomer, Level::Warn, "no join", &token, why);
             if *why == JoinRefusal::Proof {
-                if place.as_mut().is_some_and(Place::keep_waiting) {
+                if place.as_ref().is_some_and(Place::may_wait) {
                     newcomer.pause(DELAY);
                 } else {
-                    // So many wait that it has to make room for others at once.
+                    // So many nodes join that it has to make room for others at once.
                     linger = Duration::ZERO;
                 }
             }
