@@ -210,7 +210,7 @@ impl CertificateRequest {
 fn default_hosts() -> Vec<Host> {
     let this_machine = rustix::system::uname();
     let this_machine = this_machine.nodename().to_str().unwrap_or_default();
-    ["localhost", "127.0.0.1", "::1", this_machine]
+    [this_machine, "localhost", "127.0.0.1", "::1"]
         .into_iter()
         // Without a machine's name if it has characters that a certificate cannot hold.
         .filter_map(|host| host.parse().ok())

@@ -115,7 +115,8 @@ fn role_identifiers_stand_in_the_certificate_byte_by_byte() {
 fn a_server_certificate_is_for_this_machine_by_default() {
     let (authority, issued) = issue(Role::SERVER | Role::AGENT);
     let hosts: Vec<String> = issued.info().hosts.iter().map(Host::to_string).collect();
-    assert_eq!(hosts[..3], ["localhost", "127.0.0.1", "::1"]);
+    // The name of this machine is the first, unless a certificate cannot hold it.
+    assert!(hosts.ends_with(&["localhost", "127.0.0.1", "::1"].map(String::from)));
     assert!(hosts.len() <= 4);
 
     let request = CertificateRequest::new(Role::SCHEDULER)

@@ -9,12 +9,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::{Subcommand, value_parser};
+use clap::Subcommand;
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host};
 use ssntp::transport::Address;
-use ssntp_scheduler::Enrolments;
 use uuid::Uuid;
 
 use crate::connection::{absolute, to_dial};
@@ -59,14 +58,6 @@ pub(crate) struct Init {
     /// The name of the cluster: in the authority's certificate, and that of the context
     #[arg(long, value_name = "NAME", default_value = "ssntp", value_parser = cluster_name)]
     name: String,
-    /// Lifetime of the authority in days; the issuer, the scheduler and the operator get
-    /// a year
-    #[arg(long, value_name = "N", default_value_t = 3650, value_parser = value_parser!(u32).range(1..=36_500))]
-    days: u32,
-    /// Replace the files of an earlier cluster; its tokens end, and its nodes have to join
-    /// again
-    #[arg(long)]
-    force: bool,
 }
 
 /// The lifetime of the certificates that the authority issues here.
@@ -87,8 +78,7 @@ impl Init {
         if dir.to_str().is_none() {
             return Err(Failure::at(&dir, "the name is not UTF-8"));
         }
-        let request = AuthorityRequest::default().name(&self.name).days(self.days);
-        let authority = Authority::new(&request)?;
+        let authority = Authority::new(&AuthorityRequest::default().name(&self.name))?;
         let enrols = authority.issuer(&format!("{} issuer", self.name), self.roles, DAYS)?;
         let mut wanted = CertificateRequest::new(Role::SCHEDULER)
             .days(DAYS)
@@ -120,29 +110,28 @@ impl Init {
             ),
             (dir.join("scheduler.yaml"), "the scheduler's settings".to_owned()),
         ];
-        // All names are checked first, so that a second cluster is refused before anything is replaced.
-        let exists = |(path, _): &&(PathBuf, String)| !self.force && path.symlink_metadata().is_ok();
-        if let Some((path, _)) = files.iter().find(exists) {
-            return Err(Failure::at(path, "exists already; --force replaces the cluster"));
+        let state = dir.join("state");
+        // All names are checked first, so that a second cluster is refused before anything is replaced. The state has
+        // the tokens of a cluster.
+        let mut paths = files.iter().map(|(path, _)| path).chain([&state]);
+        if let Some(path) = paths.find(|path| path.symlink_metadata().is_ok()) {
+            let why = "exists already: a cluster is made in a directory of its own";
+            return Err(Failure::at(path, why));
         }
-        // The context of another cluster is not replaced.
-        if !self.force && Contexts::load()?.contexts.contains_key(name) {
+        if Contexts::load()?.contexts.contains_key(name) {
             return Err(Failure::usage(format_args!(
                 "there is a context {name:?} already: --name gives the cluster another name, and `ssntp context \
                  remove` removes it"
             )));
         }
         let [ca, key, issuer, scheduler, operator, settings] = files.each_ref().map(|(path, _)| path);
-        let state = dir.join("state");
         fs::create_dir_all(&state).map_err(|e| Failure::at(&state, e))?;
-        authority.save_as(ca, key, self.force)?;
+        authority.save_as(ca, key, false)?;
         enrols.save(issuer)?;
         its.save(scheduler)?;
         mine.save(operator)?;
         let text = self.settings(&state, [ca, scheduler, issuer]);
         ssntp_transport::replace(settings, text.as_bytes()).map_err(|e| Failure::at(settings, e))?;
-        // Last: if a file could not be written, the revocations of the earlier cluster still count.
-        Enrolments::remove(&state).map_err(|e| Failure::at(&state, e))?;
         Contexts::change(|contexts| {
             let text = |path: &Path| path.to_string_lossy().into_owned();
             let context = Context {
@@ -183,13 +172,8 @@ impl Init {
         let Address::Tcp { port, .. } = &self.listen else {
             return self.listen.clone();
         };
-        let is_of_others = |host: &&Host| matches!(host, Host::Name(name) if name != "localhost");
-        let host = self.hosts().into_iter().next();
-        let host = host.or_else(|| scheduler.hosts.iter().find(is_of_others).cloned());
-        Address::tcp(
-            host.map_or_else(|| "localhost".to_owned(), |host| host.to_string()),
-            *port,
-        )
+        let host = scheduler.hosts.first().map(Host::to_string);
+        Address::tcp(host.unwrap_or_default(), *port)
     }
 
     fn settings(&self, state: &Path, files: [&Path; 3]) -> String {

@@ -154,17 +154,6 @@ impl Enrolments {
         Ok(Self(Arc::new(parts)))
     }
 
-    /// Removes the file of an earlier cluster from this directory, and with it all tokens.
-    ///
-    /// # Errors
-    /// The file cannot be removed.
-    pub fn remove(directory: &Path) -> io::Result<()> {
-        match fs::remove_file(directory.join(FILE)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
-    }
-
     /// Keeps them in a document of the engine instead.
     pub(crate) fn keep_in(&self, shared: &Arc<Shared>) {
         let _ = self.0.shared.set(Arc::clone(shared));
