@@ -106,23 +106,18 @@ impl NodeFiles {
     }
 
     /// Renews the certificate if two thirds of its life are over, for a program whose own client does not
-    /// [do so](ClientConfig::renewed_in). Connects as `config` says with these files; a session that the program has with
-    /// the same UUID is taken over, and the program has to connect again. False if it is too early. Blocks until the
-    /// server has answered, and for the disk.
+    /// [do so](ClientConfig::renewed_in). Connects with these files and what `set` adds to them; a session that the
+    /// program has with the same UUID is taken over, and the program has to connect again. False if it is too early.
+    /// Blocks until the server has answered, and for the disk.
     ///
     /// # Errors
     /// [`JoinError`]. With [`Fault::Expired`] the node needs a new token.
-    pub fn renew(&self, config: ClientConfig) -> Result<bool, JoinError> {
+    pub fn renew(&self, set: impl FnOnce(ClientConfig) -> ClientConfig) -> Result<bool, JoinError> {
         let (before, trust) = self.load()?;
         if !due_in(before.info(), 0.0).is_zero() {
             return Ok(false);
         }
-        let client = Client::connect(ClientConfig {
-            identity: before.clone(),
-            trust: trust.clone(),
-            renewed_in: None,
-            ..config
-        })?;
+        let client = Client::connect(set(ClientConfig::new(before.clone(), trust.clone())))?;
         // A program with the same UUID takes its session back meanwhile. The same key gets the same certificate again.
         let mut attempts = 1..ATTEMPTS;
         loop {
@@ -249,7 +244,7 @@ impl Join {
                 return if digests.any(|digest| digest == *self.token.authority()) {
                     Ok(files.clone())
                 } else {
-                    Err(JoinError::OtherCluster(files.authority()))
+                    Err(JoinError::OtherAuthority(files.certificate()))
                 };
             }
             Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
@@ -336,8 +331,7 @@ impl Join {
             return Ok((answer.certificate, trust));
         }
         let [word, detail] = [answer.refused, answer.detail].map(|text| excerpt(text).to_string());
-        let mut later = [JoinRefusal::Busy, JoinRefusal::Unavailable].into_iter();
-        Err(if later.any(|later| later.word() == word) {
+        Err(if JoinRefusal::LATER.contains(&&*word) {
             JoinError::Later(detail)
         } else {
             JoinError::Refused { word, detail }
@@ -352,9 +346,14 @@ pub enum JoinError {
     /// A file of the node cannot be read or written, or the certificate cannot be used.
     #[error(transparent)]
     Files(#[from] Error),
-    /// The directory holds a valid certificate of another authority than the token's.
-    #[error("{}: this node has joined another cluster; give it another directory", .0.display())]
-    OtherCluster(PathBuf),
+    /// The directory holds a valid certificate of another authority than the token's: the cluster has a new authority, or
+    /// it is another cluster.
+    #[error(
+        "{}: another authority than the token's has issued this node's certificate; remove it if the cluster has a new \
+         authority, or give the node another directory",
+        .0.display()
+    )]
+    OtherAuthority(PathBuf),
     /// The server cannot be reached, or the connection was lost.
     #[error("cannot reach the server: {0}")]
     Lost(#[from] io::Error),
@@ -367,8 +366,8 @@ pub enum JoinError {
     /// The server lets no node join.
     #[error("the server lets no node join")]
     NotOffered,
-    /// The server gives no certificate at present: too many nodes join, or it cannot write its records, or does not know
-    /// whether it has. The same key may ask again.
+    /// The server gives no certificate at present: too many nodes join, its issuer has to be replaced, or it cannot write
+    /// its records, or does not know whether it has. The same key may ask again.
     #[error("the server gives no certificate at present: {0}")]
     Later(String),
     /// The server refuses the node.

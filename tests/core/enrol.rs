@@ -173,7 +173,31 @@ fn a_node_that_has_joined_asks_no_server_again() {
         .unwrap();
     assert_eq!(fs::read(again.certificate()).unwrap(), before);
     let foreign = Join::new(other.token(1), cluster.directory.path().join("node")).run();
-    assert!(matches!(foreign, Err(JoinError::OtherCluster(_))));
+    let foreign = foreign.unwrap_err();
+    assert!(matches!(foreign, JoinError::OtherAuthority(_)), "{foreign}");
+    // It may be the same cluster, so both remedies are told.
+    let text = foreign.to_string();
+    assert!(
+        text.contains("node.pem") && text.contains("new authority"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_node_joins_once_the_operator_has_replaced_an_issuer_that_cannot_issue() {
+    let (kit, tokens) = (Testkit::new().unwrap(), Tokens::default());
+    let issuer = |name, roles| kit.authority().issuer(name, roles, 1).unwrap();
+    let enrolment = Enrolment::new(issuer("old", Role::NETAGENT), tokens.clone());
+    let server = Server::start(kit.server_config().unwrap().enrol(enrolment), ()).unwrap();
+    let token = kit.token(&tokens, Role::AGENT, 1).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let join = Join::new(token, directory.path()).connect_in_memory(kit.network());
+    let later = join.clone().limit(Duration::from_millis(100)).run().unwrap_err();
+    assert!(later.may_retry(), "{later}");
+    let text = later.to_string();
+    assert!(text.contains("an operator has to replace the issuer"), "{text}");
+    server.renew_issuer(issuer("new", Role::AGENT)).unwrap();
+    join.run().unwrap();
 }
 
 #[test]
@@ -537,7 +561,7 @@ fn a_node_that_lost_the_answer_to_its_renewal_gets_the_same_certificate_again() 
     let directory = tempfile::tempdir().unwrap();
     let join = Join::new(token, directory.path()).connect_in_memory(kit.network());
     let files = join.run().unwrap();
-    let renew = || files.renew(files.client_config().unwrap().connect_in_memory(kit.network()));
+    let renew = || files.renew(|config| config.connect_in_memory(kit.network()));
     let pending = directory.path().join("renew.key");
     assert!(matches!(renew().unwrap_err(), JoinError::NotRenewed(_)));
     let key = fs::read_to_string(&pending).unwrap();
@@ -1022,7 +1046,11 @@ fn the_files_of_a_program_that_renews_nothing_are_renewed_beside_it() {
         config.connect_in_memory(cluster.kit.network())
     };
     let program = Client::connect(config()).unwrap();
-    assert!(files.renew(config()).unwrap());
+    assert!(
+        files
+            .renew(|config| config.connect_in_memory(cluster.kit.network()))
+            .unwrap()
+    );
     let (after, _) = files.load().unwrap();
     assert_eq!((before.uuid(), before.roles()), (after.uuid(), after.roles()));
     assert_ne!(before.info().serial, after.info().serial);
@@ -1034,11 +1062,8 @@ fn the_files_of_a_program_that_renews_nothing_are_renewed_beside_it() {
     });
     let month = Cluster::new();
     let files = month.join(&month.token(1), "node").run().unwrap();
-    let config = files
-        .client_config()
-        .unwrap()
-        .connect_in_memory(month.kit.network());
-    assert!(!files.renew(config).unwrap());
+    let set = |config: ClientConfig| config.connect_in_memory(month.kit.network());
+    assert!(!files.renew(set).unwrap());
     assert_eq!((month.counted("renewed"), month.tokens.enrolled().len()), (0, 1));
 }
 

@@ -14,7 +14,7 @@ use ssntp::Role;
 use ssntp::client::{
     Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, Join, JoinError, NodeFiles,
 };
-use ssntp::pki::{Fault, Identity, JoinToken, ParseTokenError};
+use ssntp::pki::{Error, Fault, Identity, JoinToken, ParseTokenError};
 use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
@@ -376,9 +376,13 @@ fn not_joined(why: JoinError) -> Failure {
     }
 }
 
-/// What a user can do against the fault of a join.
-fn remedy(why: &JoinError) -> &'static str {
+/// What a user can do against the fault of a join or of a renewal.
+pub fn remedy(why: &JoinError) -> &'static str {
     match why {
+        JoinError::Files(Error::Content {
+            fault: Fault::Expired { .. },
+            ..
+        }) => "; the node needs a new token",
         JoinError::Server(Fault::NotForName { .. }) => {
             "; the token was not used: `ssntp token add --at` makes one with another name"
         }

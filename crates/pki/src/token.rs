@@ -263,8 +263,9 @@ pub enum JoinRefusal {
     /// The certificate of the node cannot be renewed over its session.
     #[error("{0}")]
     NotRenewable(String),
-    /// The issuer of the server cannot issue this certificate.
-    #[error("the server cannot issue the certificate: {0}")]
+    /// The issuer of the server cannot issue this certificate, for example because it has expired. The same key may try
+    /// again once an operator has replaced it.
+    #[error("the issuer cannot issue the certificate: {0}; an operator has to replace the issuer")]
     Issuer(String),
     /// Too many nodes join at present, all together or from this address.
     #[error("too many nodes join at a time; try again")]
@@ -276,6 +277,9 @@ pub enum JoinRefusal {
 }
 
 impl JoinRefusal {
+    /// The words for refusals of the server's, after which the same key may try again.
+    pub const LATER: [&str; 3] = ["issuer", "busy", "unavailable"];
+
     /// The word for it on the wire and in metrics, from a fixed list.
     pub fn word(&self) -> &'static str {
         match self {

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use ssntp::Role;
 use ssntp::client::{ClientConfig, NodeFiles};
-use ssntp::pki::{Error, Fault};
 use ssntp::transport::Address;
 
 use crate::choice::Given;
-use crate::connection::{TokenArgs, to_dial};
+use crate::connection::{TokenArgs, remedy, to_dial};
 use crate::failure::Failure;
 use crate::output::{for_shell, note, print_line};
 use crate::signals::Stop;
@@ -86,16 +85,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 const ATTEMPTS: u32 = 3;
 
 fn renew(files: &NodeFiles, set: impl FnOnce(ClientConfig) -> ClientConfig) -> Result<(), Failure> {
-    let config = files.client_config().map_err(|why| match why {
-        Error::Content {
-            fault: Fault::Expired { .. },
-            ..
-        } => Failure::new(format_args!("{why}; the node needs a new token")),
-        why => why.into(),
+    let renewed = files.renew(set).map_err(|why| {
+        let remedy = remedy(&why);
+        Failure::new(format_args!("the certificate is not renewed: {why}{remedy}"))
     })?;
-    let renewed = files.renew(set(config));
-    let renewed =
-        renewed.map_err(|why| Failure::new(format_args!("the certificate is not renewed: {why}")))?;
     let until = files.load()?.0.info().not_after_text();
     print_line(if renewed {
         format!("renewed: the certificate is valid until {until}")
