@@ -330,24 +330,13 @@ fn a_request_that_asks_for_more_than_a_certificate_is_refused() {
         raw(cluster.kit.network(), &request_of(&token, &pem)).unwrap()
     };
     let controller = ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 4, 1, 343, 8, 3]);
-    for (answer, what) in [
-        (
-            asked(&|params| params.extended_key_usages = vec![controller.clone()]),
-            "the roles controller",
-        ),
-        (
-            asked(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)),
-            "the rights of an authority",
-        ),
-        (
-            asked(&|params| {
-                params.subject_alt_names = vec![rcgen::SanType::DnsName("a.b".try_into().unwrap())]
-            }),
-            "further names",
-        ),
+    for answer in [
+        asked(&|params| params.extended_key_usages = vec![controller.clone()]),
+        asked(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)),
+        asked(&|params| params.subject_alt_names = vec![rcgen::SanType::DnsName("a.b".try_into().unwrap())]),
     ] {
         assert!(
-            answer.contains("refused: request") && answer.contains(what),
+            answer.contains("refused: request") && answer.contains("only for a certificate"),
             "{answer}"
         );
     }
@@ -455,7 +444,7 @@ fn a_process_that_ends_after_any_step_joins_again_with_the_same_certificate() {
     let files = cluster.join(&token, "node").run().unwrap();
     let (certificate, authority) = (files.certificate(), files.authority());
     let whole = fs::read_to_string(&certificate).unwrap();
-    let (chain, key) = whole.split_at(whole.find("-----BEGIN PRIVATE").unwrap());
+    let key = &whole[whole.find("-----BEGIN PRIVATE").unwrap()..];
     let pending = cluster.directory.path().join("node/join.key");
     let serial = |files: &NodeFiles| files.load().unwrap().0.info().serial.clone();
     let first = serial(&files);
@@ -464,7 +453,7 @@ fn a_process_that_ends_after_any_step_joins_again_with_the_same_certificate() {
     fs::remove_file(&authority).unwrap();
     fs::write(&pending, key).unwrap();
     assert_eq!(serial(&cluster.join(&token, "node").run().unwrap()), first);
-    assert!(!pending.exists() && fs::read_to_string(&certificate).unwrap().starts_with(chain));
+    assert!(!pending.exists());
     // After the authority, before the certificate.
     fs::remove_file(&certificate).unwrap();
     fs::write(&pending, key).unwrap();
@@ -479,7 +468,7 @@ fn a_process_that_ends_after_any_step_joins_again_with_the_same_certificate() {
 }
 
 #[test]
-fn a_join_that_is_repeated_after_the_issuer_was_replaced_gets_a_certificate_of_the_new_one() {
+fn a_join_that_is_repeated_after_the_issuer_was_replaced_is_signed_by_the_new_one() {
     let cluster = Cluster::new();
     let token = cluster.token(1);
     let files = cluster.join(&token, "node").run().unwrap();
@@ -489,21 +478,20 @@ fn a_join_that_is_repeated_after_the_issuer_was_replaced_gets_a_certificate_of_t
     // The node lost the answer.
     fs::remove_file(files.certificate()).unwrap();
     fs::write(cluster.directory.path().join("node/join.key"), key).unwrap();
-    let next = cluster.kit.authority().issuer("next", Role::AGENT, 9).unwrap();
+    let next = cluster.kit.authority().issuer("next", Role::AGENT, 99).unwrap();
     cluster.server.renew_issuer(next).unwrap();
     let (again, _) = cluster.join(&token, "node").run().unwrap().load().unwrap();
     assert_eq!(again.info().issuer, "CN=next");
-    assert_eq!(
-        (again.uuid(), again.roles()),
-        (first.uuid(), first.roles()),
-        "it is the same node"
-    );
-    let enrolled = cluster.tokens.enrolled();
-    let serials: Vec<_> = enrolled.iter().map(|one| one.serial.clone()).collect();
-    assert_eq!(
-        serials,
-        [first.info().serial.clone(), again.info().serial.clone()]
-    );
+    let named = |identity: &Identity| {
+        (
+            identity.uuid(),
+            identity.roles(),
+            identity.info().serial.clone(),
+            identity.info().not_after,
+        )
+    };
+    assert_eq!(named(&again), named(&first));
+    assert_eq!(cluster.tokens.enrolled().len(), 1);
     assert_eq!(cluster.tokens.tokens()[0].uses_left, 0);
 }
 

@@ -18,15 +18,15 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, IsCa, KeyUsagePurpose};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use x509_parser::extensions::ParsedExtension;
 
 use crate::error::{BadRequest, Error, Fault};
 use crate::inspect::CertificateInfo;
 use crate::issue::{Authority, CLOCK_SKEW, PRIVATE, crypto, generate, key_pair_of};
+use crate::list::Serial;
 use crate::request::{CertificateRequest, KeyKind};
 use crate::role::Role;
 use crate::signing::requested;
-use crate::{der, eku, store};
+use crate::{der, store};
 use ssntp_transport::{sha256, since_1970};
 
 impl Authority {
@@ -102,6 +102,27 @@ impl Issuer {
         uuid: Uuid,
         lifetime: Duration,
     ) -> Result<Enrolled, Error> {
+        let end = der::now().checked_add(lifetime);
+        let end = end.unwrap_or(self.info().not_after);
+        self.sign(request, roles, uuid, seconds(end), None)
+    }
+
+    /// Signs a certificate anew for a node that lost it, with the serial number and the end that a store has. The key
+    /// of the signing request has to be that of the record.
+    pub(crate) fn issue_again(&self, request: &SigningRequest, before: &Enrolled) -> Result<Enrolled, Error> {
+        let serial: Serial = before.serial.parse()?;
+        self.sign(request, before.roles, before.uuid, before.ends, Some(&serial))
+    }
+
+    /// Signs a certificate with this end and a random serial number, or this one.
+    fn sign(
+        &self,
+        request: &SigningRequest,
+        roles: Role,
+        uuid: Uuid,
+        end: u64,
+        serial: Option<&Serial>,
+    ) -> Result<Enrolled, Error> {
         let (signer, now) = (&self.0, der::now());
         check_given(roles, signer.info.roles)?;
         signer
@@ -112,8 +133,10 @@ impl Issuer {
         let name = format!("{}-{uuid}", roles.to_string().replace(',', "-"));
         let wanted = CertificateRequest::new(roles).name(name).uuid(uuid);
         let start = seconds(now).saturating_sub(CLOCK_SKEW);
-        let end = now.checked_add(lifetime).unwrap_or(signer.info.not_after);
-        let params = signer.params_within(&wanted, start, seconds(end))?;
+        let mut params = signer.params_within(&wanted, start, end)?;
+        if let Some(serial) = serial {
+            params.serial_number = Some(serial.bytes().to_vec().into());
+        }
         let (certificate, info) = signer.certify(&params, &request.key)?;
         Ok(Enrolled {
             uuid,
@@ -124,11 +147,6 @@ impl Issuer {
             key: request.digest.clone(),
             chain: certificate.pem() + &signer.info.to_pem(),
         })
-    }
-
-    /// True if this certificate is one of its own, and its chain is still known.
-    pub(crate) fn has_issued(&self, enrolled: &Enrolled) -> bool {
-        enrolled.chain.ends_with(&self.info().to_pem())
     }
 }
 
@@ -157,8 +175,8 @@ pub struct Enrolled {
     /// The digest of the node's key, see [`SigningRequest::digest`]. Early versions have emptied it in their records.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
-    /// The certificate and its issuer's, as PEM. A store may empty it, and the certificate cannot be sent again then.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// The certificate and its issuer's, as PEM. No store has it: the certificate is signed again if its node lost it.
+    #[serde(skip)]
     pub chain: String,
 }
 
@@ -179,22 +197,13 @@ impl SigningRequest {
     pub fn from_pem(pem: &str) -> Result<Self, Fault> {
         requested(pem.as_bytes(), |request, key| {
             let info = &request.certification_request_info;
-            let extension = request.requested_extensions().and_then(|mut all| all.next());
-            let asks = match extension {
-                Some(ParsedExtension::ExtendedKeyUsage(usages)) => {
-                    format!("the roles {}", eku::roles(usages))
-                }
-                Some(ParsedExtension::BasicConstraints(_)) => "the rights of an authority".to_owned(),
-                Some(ParsedExtension::SubjectAlternativeName(_)) => "further names".to_owned(),
-                None if info.subject.iter_rdn().next().is_some() => "the name of a holder".to_owned(),
-                None if info.attributes().is_empty() => {
-                    let digest = digest(info.subject_pki.raw);
-                    return Ok(Self { key, digest });
-                }
-                _ => "an attribute".to_owned(),
-            };
-            let why = format!("it asks for {asks}, but may ask only for a certificate for its key");
-            Err(Fault::SigningRequest(why))
+            if info.subject.iter_rdn().next().is_some() || !info.attributes().is_empty() {
+                let why =
+                    "it asks for a name, a role or a right, but may ask only for a certificate for its key";
+                return Err(Fault::SigningRequest(why.to_owned()));
+            }
+            let digest = digest(info.subject_pki.raw);
+            Ok(Self { key, digest })
         })
     }
 
@@ -252,7 +261,7 @@ mod tests {
     use rustls::pki_types::CertificateDer;
 
     use super::*;
-    use crate::{AuthorityRequest, Identity};
+    use crate::{AuthorityRequest, Identity, eku};
 
     const MONTH: Duration = Duration::from_secs(30 * 86_400);
 
@@ -400,29 +409,22 @@ mod tests {
             let usages = eku::identifiers(Role::CONTROLLER).map(rcgen::ExtendedKeyUsagePurpose::Other);
             params.extended_key_usages = usages.collect();
         };
-        let cases = [
-            (refused(&controller), "the roles controller"),
-            (
-                refused(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)),
-                "the rights of an authority",
-            ),
-            (
-                refused(&|params| {
-                    params.subject_alt_names = vec![rcgen::SanType::DnsName("x.example".try_into().unwrap())];
-                }),
-                "further names",
-            ),
-            (
-                refused(&|params| {
-                    params
-                        .distinguished_name
-                        .push(rcgen::DnType::CommonName, "scheduler-1")
-                }),
-                "the name of a holder",
-            ),
-        ];
-        for (refused, what) in cases {
-            assert!(refused.contains(&format!("asks for {what},")), "{refused}");
+        for refused in [
+            refused(&controller),
+            refused(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)),
+            refused(&|params| {
+                params.subject_alt_names = vec![rcgen::SanType::DnsName("x.example".try_into().unwrap())];
+            }),
+            refused(&|params| {
+                params
+                    .distinguished_name
+                    .push(rcgen::DnType::CommonName, "scheduler-1")
+            }),
+        ] {
+            assert!(
+                refused.contains("may ask only for a certificate for its key"),
+                "{refused}"
+            );
         }
         let mut broken = signing_request(&key.serialize_pem(), "key").unwrap();
         let at = broken.len() / 2;

@@ -27,9 +27,6 @@ const TOLD: u64 = 86_400;
 /// The maximum number of valid certificates of a node. One that loses an answer to a renewal gets the same certificate
 /// again, so it has two or three.
 const MAX_OF_NODE: usize = 32;
-/// The maximum number of renewals whose answers are kept, at some 1.5 KB each, because schedulers read all records again
-/// and again. A node that has lost an answer asks again within an hour, and if it was dropped, gets one more certificate.
-const MAX_REPEATED: usize = 64;
 
 /// The issuer of certificates, their lifetime, and the present time.
 type Issuing<'a> = (&'a Issuer, Duration, SystemTime);
@@ -87,8 +84,9 @@ impl EnrolmentRecords {
     /// Adds a token.
     ///
     /// # Errors
-    /// The reason: there is one with this id, or there are too many.
+    /// The reason: it is no token's record, there is one with this id, or there are too many.
     pub fn add_token(&mut self, token: StoredToken) -> Result<(), String> {
+        token.check()?;
         if self.tokens.len() >= MAX_TOKENS {
             return Err(format!("there are {MAX_TOKENS} tokens, which is the maximum"));
         }
@@ -105,8 +103,7 @@ impl EnrolmentRecords {
     }
 
     /// Gives a node the certificate for its token. A node that lost the answer asks again with the same key, and gets
-    /// the same certificate. If another issuer has signed that, or its chain was dropped, the node gets another one for
-    /// the same UUID. The token counts once.
+    /// the same certificate, signed anew. The token counts once.
     ///
     /// # Errors
     /// The reason why it gets none; nothing is changed then.
@@ -117,38 +114,32 @@ impl EnrolmentRecords {
         (issuer, lifetime, now): Issuing<'_>,
     ) -> Result<Enrolled, JoinRefusal> {
         let token = self.tokens.get_mut(&request.id).ok_or(JoinRefusal::Proof)?;
-        let its = self.certificates.iter();
-        let its = its.filter(|one| one.token == request.id && one.key == signing.digest());
-        let before = its.clone().next();
-        token.decide(request, before, now)?;
-        if its.clone().any(|one| self.revoked.contains_key(&one.serial)) {
-            return Err(JoinRefusal::Used);
+        let is_before = |one: &&Enrolled| {
+            one.token == request.id && one.key == signing.digest() && one.roles == request.roles
+        };
+        let before = self.certificates.iter().find(is_before);
+        token.decide(request, before.is_some(), now)?;
+        if let Some(before) = before {
+            // The store may have been restored, and has the token of a node that was revoked.
+            if self.revoked.contains_key(&before.serial) {
+                return Err(JoinRefusal::Used);
+            }
+            return Ok(issuer.issue_again(signing, before)?);
         }
-        if let Some(again) = its.clone().find(|one| issuer.has_issued(one)) {
-            return Ok(again.clone());
-        }
-        // Otherwise one node could fill the records.
-        if its.count() >= MAX_OF_NODE {
-            return Err(JoinRefusal::Used);
-        }
-        let uuid = before.map(|before| before.uuid).or(token.uuid);
-        let mut enrolled = issuer.issue(
-            signing,
-            request.roles,
-            uuid.unwrap_or_else(Uuid::new_v4),
-            lifetime,
-        )?;
-        enrolled.token.clone_from(&request.id);
-        token.uses_left -= u32::from(before.is_none());
-        self.certificates.push(enrolled.clone());
-        Ok(enrolled)
+        let uuid = token.uuid.unwrap_or_else(Uuid::new_v4);
+        let joined = issuer.issue(signing, request.roles, uuid, lifetime)?;
+        token.uses_left -= 1;
+        self.certificates.push(Enrolled {
+            token: request.id.clone(),
+            ..recorded(&joined)
+        });
+        Ok(joined)
     }
 
     /// Gives a node the certificate that follows `before`, which stays valid until its end. A node that lost the answer
-    /// asks again with the same key, and gets the same certificate, until it uses it; but never one of another issuer,
-    /// whose successor may have come because it was stolen. If an issuer has signed `before`, and not the authority
-    /// itself, the records have to have it: whoever steals an issuer signs what no record has. He chooses the serial
-    /// number, the UUID and the roles, but does not have the key of a record.
+    /// asks again with the same key, and gets the same certificate, signed anew, until it uses it. If an issuer has
+    /// signed `before`, and not the authority itself, the records have to have it: whoever steals an issuer signs what
+    /// no record has. He chooses the serial number, the UUID and the roles, but does not have the key of a record.
     ///
     /// # Errors
     /// The reason why it gets none; nothing is changed then.
@@ -182,42 +173,32 @@ impl EnrolmentRecords {
         let valid = valid.filter(|one| one.uuid == uuid && !self.revoked.contains_key(&one.serial));
         let is_answer = |one: &&Enrolled| {
             let is_renewal = one.token.is_empty() && one.roles == before.roles && one.serial != before.serial;
-            is_renewal && one.key == signing.digest() && issuer.has_issued(one)
+            is_renewal && one.key == signing.digest()
         };
         if let Some(again) = valid.clone().find(is_answer) {
-            return Ok(again.clone());
+            return Ok(issuer.issue_again(signing, again)?);
         }
         // Otherwise one node could fill the records.
         if valid.count() >= MAX_OF_NODE {
             return refused(&format!("the node has {MAX_OF_NODE} certificates that are valid"));
         }
         let renewed = issuer.issue(signing, before.roles, uuid, lifetime)?;
-        self.certificates.push(renewed.clone());
-        // Newest first. The one that is renewed is in use, so the node has its answer.
-        let mut kept = 0;
-        for one in self
-            .certificates
-            .iter_mut()
-            .rev()
-            .filter(|one| one.token.is_empty())
-        {
-            if one.serial == before.serial || kept == MAX_REPEATED {
-                one.chain.clear();
-            }
-            kept += usize::from(!one.chain.is_empty());
-        }
+        self.certificates.push(recorded(&renewed));
         Ok(renewed)
     }
 
-    /// Revokes all certificates of a node, and its unused token. Returns the number of certificates that were
-    /// not revoked before; `None` if it has none.
+    /// Revokes all certificates of a node, and removes its unused token and the ones with which it has joined, because
+    /// who has the node knows them. Returns the number of certificates that were not revoked before; `None` if it has
+    /// none.
     pub fn revoke(&mut self, node: Uuid) -> Option<usize> {
         let mut its = self.certificates.iter().filter(|one| one.uuid == node).peekable();
         its.peek()?;
-        let added = its.map(|one| self.revoked.insert(one.serial.clone(), one.ends));
-        let added = added.filter(Option::is_none).count();
         self.tokens.retain(|_, token| token.uuid != Some(node));
-        Some(added)
+        let added = its.filter(|one| {
+            self.tokens.remove(&one.token);
+            self.revoked.insert(one.serial.clone(), one.ends).is_none()
+        });
+        Some(added.count())
     }
 
     /// Keeps the certificates revoked that were so before.
@@ -234,20 +215,14 @@ impl EnrolmentRecords {
             .retain(|_, token| token.ends > now || is_told && token.ends.saturating_add(TOLD) > now);
         self.certificates.retain(|one| one.ends > now);
         self.revoked.retain(|_, ends| *ends > now);
-        for one in &mut self.certificates {
-            let token = self.tokens.get(&one.token);
-            if !one.token.is_empty() && token.is_none_or(|token| token.ends <= now) {
-                one.chain.clear();
-            }
-        }
     }
+}
 
-    /// Empties the oldest chain, to make room: its node cannot get the same certificate again. False if there is none
-    /// left.
-    pub fn drop_a_chain(&mut self) -> bool {
-        let mut certificates = self.certificates.iter_mut();
-        let oldest = certificates.find(|one| !one.chain.is_empty());
-        oldest.map(|one| one.chain.clear()).is_some()
+/// What the records keep of a certificate.
+fn recorded(issued: &Enrolled) -> Enrolled {
+    Enrolled {
+        chain: String::new(),
+        ..issued.clone()
     }
 }
 
@@ -313,6 +288,11 @@ mod tests {
         SigningRequest::from_pem(&signing_request(&node_key().unwrap(), "key").unwrap()).unwrap()
     }
 
+    /// What names a certificate: it may be signed several times.
+    fn same(enrolled: &Enrolled) -> (Uuid, Role, &str, u64) {
+        (enrolled.uuid, enrolled.roles, &enrolled.serial, enrolled.ends)
+    }
+
     /// A node's certificate, whose life is over.
     fn shown(enrolled: &Enrolled) -> CertificateInfo {
         let chain = sections(enrolled.chain.as_bytes()).unwrap();
@@ -338,56 +318,45 @@ mod tests {
         assert_eq!(desk.uses_left(), 1, "one node alone has the UUID");
         let (one, other) = (key(), key());
         let first = desk.join(&one).unwrap();
-        assert_eq!((first.uuid, first.token.as_str()), (own, desk.token.id()));
-        assert_eq!(desk.join(&one), Ok(first));
+        assert_eq!(first.uuid, own);
+        assert_eq!(same(&desk.join(&one).unwrap()), same(&first));
         assert_eq!(desk.join(&other), Err(JoinRefusal::Used));
+        let (_, kept, _) = desk.records.certificates(0).next().unwrap();
+        assert_eq!((same(kept), kept.token.as_str()), (same(&first), desk.token.id()));
         assert_eq!(desk.records.certificates(0).count(), 1);
     }
 
     #[test]
-    fn a_join_that_is_repeated_after_the_issuer_was_replaced_gets_a_certificate_of_the_new_issuer() {
+    fn a_join_that_is_repeated_after_the_issuer_was_replaced_is_signed_by_the_new_issuer() {
         let mut desk = Desk::new(2, None);
         let one = key();
         let first = desk.join(&one).unwrap();
-        let replaced = desk.replace_issuer("two");
+        let before = desk.records.clone();
+        desk.replace_issuer("two");
         let second = desk.join(&one).unwrap();
-        assert!(
-            second.chain.ends_with(&desk.issuer.info().to_pem()),
-            "{}",
-            second.chain
-        );
-        assert_eq!((first.uuid, first.roles), (second.uuid, second.roles));
-        assert_ne!(first.serial, second.serial);
-        // It is the same node, and one more question gets no third certificate.
-        assert_eq!(desk.join(&one).as_ref(), Ok(&second));
-        assert_eq!(desk.uses_left(), 1);
-        // Also at another server, which has the other issuer.
-        desk.issuer = replaced;
-        assert_eq!(desk.join(&one), Ok(first));
-        assert_eq!(desk.records.revoke(second.uuid), Some(2));
-        assert_eq!(desk.join(&one), Err(JoinRefusal::Used));
-        desk.replace_issuer("three");
-        assert_eq!(desk.join(&one), Err(JoinRefusal::Used));
-        desk.join(&key()).unwrap();
-        assert_eq!(desk.uses_left(), 0);
+        let signer = desk.issuer.info().to_pem();
+        assert!(!first.chain.ends_with(&signer) && second.chain.ends_with(&signer));
+        assert_eq!(same(&first), same(&second));
+        // Nothing has to be stored.
+        assert_eq!(desk.records, before);
     }
 
     #[test]
-    fn a_node_whose_chain_was_dropped_gets_another_certificate_for_its_uuid_but_not_any_number() {
-        let mut desk = Desk::new(1, None);
-        let one = key();
+    fn a_node_that_was_revoked_does_not_join_again_and_its_token_admits_nobody() {
+        let mut desk = Desk::new(3, None);
+        let (one, other) = (key(), key());
         let first = desk.join(&one).unwrap();
-        assert!(desk.records.drop_a_chain() && !desk.records.drop_a_chain());
-        let second = desk.join(&one).unwrap();
-        assert_ne!(first.serial, second.serial);
-        assert_eq!((first.uuid, desk.uses_left()), (second.uuid, 0));
-        assert_eq!(desk.join(&key()), Err(JoinRefusal::Used));
-        while desk.join(&one).is_ok() {
-            desk.records.drop_a_chain();
+        desk.join(&other).unwrap();
+        let before = desk.records.clone();
+        assert_eq!(desk.records.revoke(first.uuid), Some(1));
+        for key in [&one, &other, &key()] {
+            assert_eq!(desk.join(key), Err(JoinRefusal::Proof));
         }
-        assert_eq!(desk.records.certificates(0).count(), MAX_OF_NODE);
-        desk.records.revoke(first.uuid);
+        // A store that was restored has the token again.
+        let revoked = std::mem::replace(&mut desk.records, before);
+        desk.records.keep_revoked(&revoked);
         assert_eq!(desk.join(&one), Err(JoinRefusal::Used));
+        assert!(desk.join(&other).is_ok());
     }
 
     #[test]
@@ -406,9 +375,11 @@ mod tests {
     #[test]
     fn what_has_ended_is_forgotten() {
         let mut desk = Desk::new(2, None);
-        let first = desk.join(&key()).unwrap();
+        let [first, _] = [(); 2].map(|()| desk.join(&key()).unwrap());
+        let token = desk.records.tokens(0).next().unwrap().clone();
         desk.records.revoke(first.uuid).unwrap();
-        let ends = desk.records.tokens(0).next().unwrap().ends;
+        let ends = token.ends;
+        desk.records.add_token(token).unwrap();
         desk.records.forget_ended(ends.max(first.ends) + TOLD);
         assert_eq!(desk.records, EnrolmentRecords::default());
     }
@@ -447,9 +418,10 @@ mod tests {
         assert!(desk.renew(&other, &key()).is_ok());
         // Revoked ones do not count: the node has joined again.
         let uuid = one.uuid.unwrap();
+        let mut token = desk.records.tokens(0).next().unwrap().clone();
+        token.uuid = Some(uuid);
         desk.records.revoke(uuid);
-        let again = desk.records.tokens.values_mut().next().unwrap();
-        again.uuid = Some(uuid);
+        desk.records.add_token(token).unwrap();
         let again = desk.join(&key()).unwrap();
         assert_eq!(again.uuid, uuid);
         assert!(desk.renew(&shown(&again), &key()).is_ok());
@@ -459,8 +431,6 @@ mod tests {
     fn of_the_certificates_of_issuers_only_those_in_the_records_are_renewed() {
         let mut desk = Desk::new(2, None);
         let [joined, other] = [(); 2].map(|()| shown(&desk.join(&key()).unwrap()));
-        // What a renewal needs of a record does not go with the chain.
-        while desk.records.drop_a_chain() {}
         let mut forged = [(); 4].map(|()| joined.clone());
         forged[0].serial = "01:02".to_owned();
         forged[1].uuid = Some(Uuid::from_u128(2));
@@ -487,39 +457,12 @@ mod tests {
         let first = desk.renew(&before, &one).unwrap();
         for _ in 0..100 {
             desk.records.forget_ended(seconds(der::now()));
-            assert_eq!(desk.renew(&before, &one).as_ref(), Ok(&first));
+            assert_eq!(same(&desk.renew(&before, &one).unwrap()), same(&first));
         }
         assert_eq!(desk.records.certificates(0).count(), 2);
-        // Not that of an issuer which was replaced, perhaps because it was stolen, and not the one that is to be renewed.
-        let replaced = desk.replace_issuer("two");
-        let second = desk.renew(&before, &one).unwrap();
+        // It is the one that is to be renewed now.
+        let second = desk.renew(&shown(&first), &one).unwrap();
         assert_ne!(second.serial, first.serial);
-        desk.issuer = replaced;
-        let third = desk.renew(&shown(&first), &one).unwrap();
-        assert_ne!(third.serial, first.serial);
-        let kept = desk
-            .records
-            .certificates(0)
-            .map(|(_, one, _)| !one.chain.is_empty());
-        assert!(kept.eq([true, false, true, true]));
-    }
-
-    #[test]
-    fn the_answers_of_old_renewals_give_way_to_newer_ones() {
-        let mut desk = Desk::new(3, None);
-        let mut asked = Vec::new();
-        for _ in 0..3 {
-            let before = shown(&desk.join(&key()).unwrap());
-            asked.extend((0..MAX_OF_NODE - 1).map(|_| (before.clone(), key())));
-        }
-        let renew = |desk: &mut Desk, (before, key): &(_, _)| desk.renew(before, key).unwrap();
-        let given: Vec<_> = asked.iter().map(|it| renew(&mut desk, it)).collect();
-        let dropped = given.len() - MAX_REPEATED;
-        for (at, given) in given.iter().enumerate().skip(dropped) {
-            assert_eq!(renew(&mut desk, &asked[at]), *given, "{at}");
-        }
-        let is_kept = |(_, one, _): &(u64, &Enrolled, bool)| one.token.is_empty() && !one.chain.is_empty();
-        assert_eq!(desk.records.certificates(0).filter(is_kept).count(), MAX_REPEATED);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issuer::{Enrolled, digest, seconds};
+use crate::issuer::{digest, seconds};
 use crate::role::Role;
 use ssntp_transport::{Address, provider};
 
@@ -103,36 +103,38 @@ impl FromStr for JoinToken {
     type Err = ParseTokenError;
 
     fn from_str(text: &str) -> Result<Self, ParseTokenError> {
-        let bad = |why| ParseTokenError(why);
+        let bad = ParseTokenError;
         let rest = text.trim().strip_prefix("ssntp://");
         let rest = rest.ok_or(bad("it does not begin with ssntp://"))?;
         let parts = rest.split_once("/?ca=");
         let (address, rest) = parts.ok_or(bad("there is no /?ca= after the address"))?;
         let (ca, rest) = rest.split_once("&id=").ok_or(bad("there is no &id= after ca"))?;
-        let (id, secret) = rest
-            .split_once("&secret=")
-            .ok_or(bad("there is no &secret= after id"))?;
-        let address = address.parse().ok();
+        let parts = rest.split_once("&secret=");
+        let (id, secret) = parts.ok_or(bad("there is no &secret= after id"))?;
         let is_server = |address: &Address| matches!(address, Address::Tcp { host, port } if !host.is_empty() && *port != 0);
-        let is_of_an_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-        if !(1..=64).contains(&id.len()) || !id.bytes().all(is_of_an_id) {
-            return Err(bad("its id is not 1 to 64 letters, digits, - and _"));
-        }
-        let bytes = |text| {
-            URL_SAFE_NO_PAD
-                .decode(text)
-                .ok()
-                .and_then(|bytes| bytes.try_into().ok())
-        };
+        let address = address.parse().ok().filter(is_server);
+        check_id(id).map_err(bad)?;
         Ok(Self {
-            address: address
-                .filter(is_server)
-                .ok_or(bad("its address is not HOST:PORT"))?,
+            address: address.ok_or(bad("its address is not HOST:PORT"))?,
             authority: bytes(ca).ok_or(bad("its ca is not 32 bytes in base64url"))?,
             id: id.to_owned(),
             secret: bytes(secret).ok_or(bad("its secret is not 32 bytes in base64url"))?,
         })
     }
+}
+
+fn check_id(id: &str) -> Result<(), &'static str> {
+    let is_of_an_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if (1..=64).contains(&id.len()) && id.bytes().all(is_of_an_id) {
+        Ok(())
+    } else {
+        Err("its id is not 1 to 64 letters, digits, - and _")
+    }
+}
+
+/// 32 bytes in base64url.
+fn bytes(text: &str) -> Option<[u8; 32]> {
+    URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok()
 }
 
 /// The text is not a [`JoinToken`]; this names the part that is wrong, and does not repeat the text, which may hold
@@ -201,18 +203,22 @@ impl StoredToken {
         }
     }
 
-    /// Decides whether a node may join now. `before` is the certificate that a node with the same key got for
-    /// this token: it lost the answer, and gets the certificate again. The comparison of the secret takes
-    /// as long for a wrong one as for the right one.
+    /// Checks what a JSON or YAML text may hold that no [`JoinToken`] has.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        check_id(&self.id)?;
+        let digest = bytes(&self.secret_sha256);
+        digest
+            .map(drop)
+            .ok_or("its secret_sha256 is not 32 bytes in base64url")
+    }
+
+    /// Decides whether a node may join now. `is_again`: a node with the same key has a certificate for this token. It
+    /// lost the answer, and gets the certificate again. The comparison of the secret takes as long for a wrong one as
+    /// for the right one.
     ///
     /// # Errors
     /// The reason why it may not.
-    pub fn decide(
-        &self,
-        request: &JoinRequest,
-        before: Option<&Enrolled>,
-        now: SystemTime,
-    ) -> Result<(), JoinRefusal> {
+    pub fn decide(&self, request: &JoinRequest, is_again: bool, now: SystemTime) -> Result<(), JoinRefusal> {
         let secret = URL_SAFE_NO_PAD.decode(&request.secret).unwrap_or_default();
         let shown = digest(&secret);
         let differs = shown.bytes().zip(self.secret_sha256.bytes());
@@ -223,11 +229,11 @@ impl StoredToken {
         if seconds(now) >= self.ends {
             return Err(JoinRefusal::Ended);
         }
-        let (token, asked) = (before.map_or(self.roles, |before| before.roles), request.roles);
-        if asked.is_empty() || !token.contains(asked) || before.is_some() && token != asked {
+        let (token, asked) = (self.roles, request.roles);
+        if asked.is_empty() || !token.contains(asked) {
             return Err(JoinRefusal::Roles { token, asked });
         }
-        if before.is_none() && self.uses_left == 0 {
+        if !is_again && self.uses_left == 0 {
             return Err(JoinRefusal::Used);
         }
         Ok(())
@@ -252,7 +258,7 @@ pub enum JoinRefusal {
     /// The token is for other roles.
     #[error("the token is for the roles {token}, not {asked}")]
     Roles {
-        /// The roles of the token, or of the certificate that the node has got for it.
+        /// The roles of the token.
         token: Role,
         /// The roles that the node wants to have.
         asked: Role,
@@ -372,7 +378,7 @@ mod tests {
         let both = Role::AGENT | Role::NETAGENT;
         let stored = StoredToken::new(&token, both, None, 1, NOW + HOUR, "ops");
         let good = token.request(Role::AGENT, String::new());
-        let at = |stored: &StoredToken, request: &JoinRequest, now| stored.decide(request, None, now);
+        let at = |stored: &StoredToken, request: &JoinRequest, now| stored.decide(request, false, now);
         assert_eq!(at(&stored, &good, NOW), Ok(()));
         assert_eq!(at(&stored, &good, NOW + HOUR), Err(JoinRefusal::Ended));
         let used = StoredToken {

@@ -428,7 +428,7 @@ pub fn join(data: &[u8]) {
             ends: u64::MAX,
             made_by: String::new(),
         };
-        let decided = token.decide(&request, None, std::time::UNIX_EPOCH);
+        let decided = token.decide(&request, false, std::time::UNIX_EPOCH);
         assert_eq!(decided, Err(JoinRefusal::Proof));
     }
     match String::from_utf8_lossy(data).parse::<JoinToken>() {

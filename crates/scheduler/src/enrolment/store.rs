@@ -339,7 +339,7 @@ impl Enrolments {
             if records == *before {
                 return Ok(changed);
             }
-            if let Some(revision) = self.store(&mut records, revision)? {
+            if let Some(revision) = self.store(&records, revision)? {
                 self.set(records, revision, false);
                 return Ok(changed);
             }
@@ -358,7 +358,7 @@ impl Enrolments {
     /// since this revision.
     fn store(
         &self,
-        records: &mut EnrolmentRecords,
+        records: &EnrolmentRecords,
         revision: Option<u64>,
     ) -> Result<Option<Option<u64>>, NotDone> {
         let Some(shared) = self.0.shared.get() else {
@@ -388,28 +388,21 @@ fn read(json: &[u8]) -> Result<EnrolmentRecords, String> {
     Ok(records)
 }
 
-/// The records as text. Chains that only repeat an answer give way if it is too long.
-fn text(records: &mut EnrolmentRecords, limit: usize) -> Result<Vec<u8>, NotDone> {
-    loop {
-        let text = serde_json::to_vec(&*records).map_err(not_stored)?;
-        if text.len() <= limit {
-            let chains: usize = records.certificates(0).map(|(_, one, _)| one.chain.len()).sum();
-            let needed = text.len().saturating_sub(chains);
-            if needed > limit / 5 * 4 {
-                warn!(target: "ssntp::scheduler",
-                    "the records of tokens and certificates have {needed} bytes of {limit}: \
-                     soon no node can join or renew; a shorter --node-lifetime forgets certificates earlier"
-                );
-            }
-            return Ok(text);
-        }
-        if !records.drop_a_chain() {
-            let len = text.len();
-            return Err(not_stored(format_args!(
-                "there is no room for more: {len} bytes of {limit}"
-            )));
-        }
+/// The records as text.
+fn text(records: &EnrolmentRecords, limit: usize) -> Result<Vec<u8>, NotDone> {
+    let text = serde_json::to_vec(records).map_err(not_stored)?;
+    let len = text.len();
+    if len > limit {
+        let why = format_args!("there is no room for more: {len} bytes of {limit}");
+        return Err(not_stored(why));
     }
+    if len > limit / 5 * 4 {
+        warn!(target: "ssntp::scheduler",
+            "the records of tokens and certificates have {len} bytes of {limit}: \
+             soon no node can join or renew; a shorter --node-lifetime forgets certificates earlier"
+        );
+    }
+    Ok(text)
 }
 
 impl EnrolmentStore for Enrolments {

@@ -124,8 +124,9 @@ enum Verb {
     Certificates(tokens::CertificatesArgs),
     /// Revoke all certificates of a node that has joined with a token
     ///
-    /// Its session ends, no scheduler admits it again, and its unused token is removed. A
-    /// certificate that `ssntp cert` made is revoked by `ssntp cert revoke`.
+    /// Its session ends, no scheduler admits it again, and the token with which it has
+    /// joined admits no further node. A certificate that `ssntp cert` made is revoked by
+    /// `ssntp cert revoke`.
     Revoke(kick::NamedClient),
     #[command(subcommand)]
     Tenant(tenant::Args),

@@ -169,6 +169,7 @@ fn a_node_joins_with_a_token_that_counts_once_and_stays_out_once_it_is_revoked()
     assert!(made.list("ctl certificates 00000000").is_empty());
     let revoked = made.run(&format!("ctl revoke {}", &node[..8])).succeed();
     assert_eq!(revoked, [format!("{node}: 1 certificate(s) revoked")]);
+    assert!(made.list("token list").is_empty());
     agent.error_with("it is revoked");
     assert_eq!(agent.ended().code, Some(1));
     scheduler.signal(Signal::KILL);
