@@ -188,8 +188,7 @@ mod tests {
             "ListServers",
             "DrainServer",
             "RenewCertificate",
-            "ManageTokens",
-            "ManageCertificates",
+            "ManageEnrolment",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

@@ -109,7 +109,7 @@ mod tests {
             ),
             ("OpenStream StreamCredit CloseStream", "controller"),
             (
-                "ListSessions Kick ListBans Unban Tenant Watch ListServers DrainServer ManageTokens ManageCertificates",
+                "ListSessions Kick ListBans Unban Tenant Watch ListServers DrainServer ManageEnrolment",
                 "controller",
             ),
             ("RenewCertificate", "agent,netagent,cnciagent"),
@@ -150,9 +150,9 @@ mod tests {
                 allowed += 1;
             }
         }
-        // The table lacks the four frames of the handshake, and the fourteen events that only the
+        // The table lacks the four frames of the handshake, and the thirteen events that only the
         // scheduler makes.
-        assert_eq!(FrameKind::all().count(), allowed + 18);
+        assert_eq!(FrameKind::all().count(), allowed + 17);
         assert!(!filter.allows(Role::ALL, Event::SNAPSHOT_COMPLETE.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));

@@ -1,19 +1,20 @@
-//! ManageTokens and Tokens (COMMAND and EVENT 0x4d), ManageCertificates and NodeCertificates (COMMAND and EVENT
-//! 0x4e): operators give nodes tokens to join with, and revoke their certificates.
+//! ManageEnrolment and EnrolmentList (COMMAND and EVENT 0x4d): operators give nodes tokens to join with, and revoke their
+//! certificates.
 
 use ssntp::names;
 use ssntp::payload::Id;
 use ssntp::schema;
 
 schema! {
-    /// An operator lists the tokens, or adds or removes one.
+    /// An operator lists tokens or the certificates that were issued to nodes, adds or removes a token, or revokes the
+    /// certificates of a node.
     ///
-    /// The payload of ManageTokens (COMMAND 0x4d):
+    /// The payload of ManageEnrolment (COMMAND 0x4d):
     ///
     /// ```yaml
-    /// manage_tokens:
+    /// manage_enrolment:
     ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b16
-    ///   action: add
+    ///   action: add_token
     ///   token:
     ///     id: h3GuZ6c0rYfXcGfE
     ///     secret_sha256: AmyMVSgTU1QTDOAaGjFe9A46sQ7FY4T4YPNEEbNfEfk
@@ -22,48 +23,60 @@ schema! {
     ///     uses_left: 1
     ///     ends: 1795877000
     ///     made_by: ""
-    ///   after: ""
+    ///   uuid: ""
+    ///   after: 0
     /// ```
-    ManageTokens = Command::MANAGE_TOKENS, under "manage_tokens", requires id {
+    ManageEnrolment = Command::MANAGE_ENROLMENT, under "manage_enrolment", requires id {
         /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
         id: Id,
-        /// The action; default: `list`.
-        action: TokenAction,
+        /// The action; default: `list_tokens`.
+        action: EnrolmentAction,
         /// The token to add; to remove one, its `id` alone.
         token: TokenEntry,
-        /// List only tokens after this id, the `next` of the previous page; default: empty, from the first.
-        after: String,
+        /// The node whose certificates are revoked.
+        uuid: Id,
+        /// List only entries after this number, the `next` of the previous page; default: 0, from the first.
+        after: u64,
     }
 
-    /// The answer to [`ManageTokens`]: the tokens that it selects, a page at a time.
+    /// The answer to [`ManageEnrolment`]: the tokens or certificates that it selects, a page at a time.
     ///
-    /// The payload of Tokens (EVENT 0x4d), made by the scheduler:
+    /// The payload of EnrolmentList (EVENT 0x4d), made by the scheduler:
     ///
     /// ```yaml
-    /// tokens:
+    /// enrolment_list:
     ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b16
     ///   reason: ""
     ///   detail: ""
-    ///   entries:
+    ///   tokens:
     ///   - id: h3GuZ6c0rYfXcGfE
     ///     roles: agent
     ///     uuid: ""
     ///     uses_left: 1
     ///     ends: 1795877000
     ///     made_by: operator 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-    ///   next: ""
+    ///   certificates:
+    ///   - uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    ///     roles: agent
+    ///     serial: 2a:19:c0:7e
+    ///     ends: 1798469000
+    ///     token: h3GuZ6c0rYfXcGfE
+    ///     is_revoked: true
+    ///   next: 0
     /// ```
-    Tokens = Event::TOKENS, under "tokens", up to ssntp::payload::yaml::MAX_DOCUMENT_LEN {
+    EnrolmentList = Event::ENROLMENT_LIST, under "enrolment_list", up to ssntp::payload::yaml::MAX_DOCUMENT_LEN {
         /// The `id` of the command.
         id: Id,
         /// The reason why the command was refused; empty after success.
         reason: EnrolmentRefusal,
         /// Details of the reason.
         detail: String,
-        /// The tokens; without the digests of their secrets.
-        entries: Vec<TokenEntry>,
-        /// The `after` for the next page; empty on the last page.
-        next: String,
+        /// Tokens, without the digests of their secrets: a page, or the one that was added or removed.
+        tokens: Vec<TokenEntry>,
+        /// Certificates in the order of their issue: a page, or those of the node that was revoked.
+        certificates: Vec<NodeCertificate>,
+        /// The `after` for the next page; 0 on the last page.
+        next: u64,
     }
 
     /// A token as the scheduler keeps it.
@@ -85,60 +98,6 @@ schema! {
         made_by: String,
     }
 
-    /// An operator lists the certificates that were issued to nodes, or revokes those of one node.
-    ///
-    /// The payload of ManageCertificates (COMMAND 0x4e):
-    ///
-    /// ```yaml
-    /// manage_certificates:
-    ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b17
-    ///   action: revoke
-    ///   uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-    ///   after: 0
-    /// ```
-    ManageCertificates = Command::MANAGE_CERTIFICATES, under "manage_certificates", requires id {
-        /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
-        id: Id,
-        /// The action; default: `list`.
-        action: CertificateAction,
-        /// The node; with `list`, empty for all nodes.
-        uuid: Id,
-        /// List only certificates after this number, the `next` of the previous page; default: 0, from
-        /// the first.
-        after: u64,
-    }
-
-    /// The answer to [`ManageCertificates`]: certificates in the order of their issue, a page at a time.
-    ///
-    /// The payload of NodeCertificates (EVENT 0x4e), made by the scheduler:
-    ///
-    /// ```yaml
-    /// node_certificates:
-    ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b17
-    ///   reason: ""
-    ///   detail: ""
-    ///   entries:
-    ///   - uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-    ///     roles: agent
-    ///     serial: 2a:19:c0:7e
-    ///     ends: 1798469000
-    ///     token: h3GuZ6c0rYfXcGfE
-    ///     is_revoked: true
-    ///   next: 0
-    /// ```
-    NodeCertificates = Event::NODE_CERTIFICATES, under "node_certificates", up to ssntp::payload::yaml::MAX_DOCUMENT_LEN {
-        /// The `id` of the command.
-        id: Id,
-        /// The reason why the command was refused; empty after success.
-        reason: EnrolmentRefusal,
-        /// Details of the reason.
-        detail: String,
-        /// The certificates.
-        entries: Vec<NodeCertificate>,
-        /// The `after` for the next page; 0 on the last page.
-        next: u64,
-    }
-
     /// A certificate that a scheduler has issued to a node.
     NodeCertificate {
         /// The node.
@@ -157,31 +116,24 @@ schema! {
 }
 
 names! {
-    /// The action of a [`ManageTokens`] command.
-    TokenAction {
+    /// The action of a [`ManageEnrolment`] command.
+    EnrolmentAction {
         /// List the tokens, a page at a time.
-        List = "list";
+        ListTokens = "list_tokens";
         /// Add a token.
-        Add = "add";
+        AddToken = "add_token";
         /// Remove a token.
-        Remove = "remove";
-    }
-    default List
-}
-
-names! {
-    /// The action of a [`ManageCertificates`] command.
-    CertificateAction {
+        RemoveToken = "remove_token";
         /// List the certificates, a page at a time.
-        List = "list";
-        /// Revoke all certificates of a node.
+        ListCertificates = "list_certificates";
+        /// Revoke all certificates of a node, and remove the tokens with which it has joined.
         Revoke = "revoke";
     }
-    default List
+    default ListTokens
 }
 
 names! {
-    /// The reason why a scheduler refuses a command about tokens and certificates.
+    /// The reason why a scheduler refuses a [`ManageEnrolment`] command.
     EnrolmentRefusal {
         /// It does not refuse it: the command was carried out.
         NotRefused = "";

@@ -43,7 +43,7 @@
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `tenants` | Tenant, Tenants |
 //! | `stream` | OpenStream, StreamCredit, CloseStream, StreamOpened, StreamData, StreamEnded: plain bytes |
-//! | `enrolment` | ManageTokens, Tokens, ManageCertificates, NodeCertificates |
+//! | `enrolment` | ManageEnrolment, EnrolmentList |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `workload`, `label` | what START and RESTART share; names and labels of instances |
 //! | `health` | the health checks of instances, in START and STATS |
@@ -97,8 +97,7 @@ pub use self::configure::{
     Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
 };
 pub use self::enrolment::{
-    CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
-    TokenAction, TokenEntry, Tokens,
+    EnrolmentAction, EnrolmentList, EnrolmentRefusal, ManageEnrolment, NodeCertificate, TokenEntry,
 };
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;

@@ -252,7 +252,7 @@ impl Scheduler {
                     out.invalid_frame(from, kind, &Reason::RoleNotAllowed);
                 }
                 Command::CONFIGURE => self.configuration.handle_configure(out, from, frame, lead),
-                Command::MANAGE_TOKENS | Command::MANAGE_CERTIFICATES => {
+                Command::MANAGE_ENROLMENT => {
                     self.handle_enrolment(cx, from, frame);
                 }
                 Command::TENANT => self.cluster.handle_tenant(out, &mut self.tenants, from, frame),

@@ -57,9 +57,8 @@ operand! {
         0x4a DRAIN_SERVER = "DrainServer", CONTROLLER;
         /// An addition of this project: issue a certificate that follows the one of this session. A request.
         0x4b RENEW_CERTIFICATE = "RenewCertificate", NODES | CONCENTRATORS;
-        /// An addition of this project: list or change the tokens with which nodes join.
-        0x4d MANAGE_TOKENS = "ManageTokens", CONTROLLER;
-        /// An addition of this project: list or revoke the certificates that were issued to nodes.
-        0x4e MANAGE_CERTIFICATES = "ManageCertificates", CONTROLLER;
+        /// An addition of this project: list or change the tokens with which nodes join, and list or revoke the
+        /// certificates that were issued to them.
+        0x4d MANAGE_ENROLMENT = "ManageEnrolment", CONTROLLER;
     }
 }

@@ -55,9 +55,7 @@ operand! {
         0x4b SERVERS = "Servers";
         /// An addition of this project: another scheduler is the leader now.
         0x4c NEW_LEADER = "NewLeader";
-        /// An addition of this project: a page of the tokens, or the result of a change.
-        0x4d TOKENS = "Tokens";
-        /// An addition of this project: a page of the certificates of nodes, or the result of a change.
-        0x4e NODE_CERTIFICATES = "NodeCertificates";
+        /// An addition of this project: a page of tokens or of the certificates of nodes, or the result of a change.
+        0x4d ENROLMENT_LIST = "EnrolmentList";
     }
 }

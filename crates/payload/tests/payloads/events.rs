@@ -143,23 +143,17 @@ fn commands_of_operators_and_their_answers_are_read_and_written_back() {
     );
     let leader: NewLeader = current(&fixture("ours_NewLeader"));
     assert_eq!(leader.token, 7 << 20 | 1);
-    let add: ManageTokens = current(&fixture("ours_ManageTokens"));
+    let add: ManageEnrolment = current(&fixture("ours_ManageEnrolment"));
     assert_eq!(
         (add.action, add.token.secret_sha256.len()),
-        (TokenAction::Add, 43)
+        (EnrolmentAction::AddToken, 43)
     );
-    let tokens: Tokens = current(&fixture("ours_Tokens"));
+    let list: EnrolmentList = current(&fixture("ours_EnrolmentList"));
     assert_eq!(
-        (tokens.entries[0].uses_left, tokens.reason),
-        (1, EnrolmentRefusal::NotRefused)
+        (list.tokens[0].uses_left, list.certificates[0].uuid.as_str()),
+        (1, NODE)
     );
-    let revoke: ManageCertificates = current(&fixture("ours_ManageCertificates"));
-    assert_eq!(
-        (revoke.action, revoke.uuid.as_str()),
-        (CertificateAction::Revoke, NODE)
-    );
-    let certificates: NodeCertificates = current(&fixture("ours_NodeCertificates"));
-    assert!(certificates.entries[0].is_revoked);
+    assert!(list.certificates[0].is_revoked && list.reason == EnrolmentRefusal::NotRefused);
     // The `id` is required, so that the operator can match the answer.
     let without = ListSessions::decode(b"list_sessions:\n  after: 1\n").unwrap_err();
     assert_eq!(without.path(), "list_sessions.id");

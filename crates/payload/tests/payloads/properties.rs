@@ -67,10 +67,8 @@ macro_rules! for_every_schema {
             watch: Watch = "ours_Watch";
             watched: Watched = "ours_Watched";
             new_leader: NewLeader = "ours_NewLeader";
-            manage_tokens: ManageTokens = "ours_ManageTokens";
-            tokens: Tokens = "ours_Tokens";
-            manage_certificates: ManageCertificates = "ours_ManageCertificates";
-            node_certificates: NodeCertificates = "ours_NodeCertificates";
+            manage_enrolment: ManageEnrolment = "ours_ManageEnrolment";
+            enrolment_list: EnrolmentList = "ours_EnrolmentList";
         }
     };
 }
@@ -358,8 +356,7 @@ fn a_schema_has_the_short_limit_unless_it_holds_lists() {
             "Bans",
             "Servers",
             "Tenants",
-            "Tokens",
-            "NodeCertificates"
+            "EnrolmentList"
         ],
         "the dispatcher of a server reads none of these documents in full"
     );

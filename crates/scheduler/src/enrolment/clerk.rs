@@ -9,12 +9,11 @@ use log::info;
 use super::store::{Enrolments, NotDone, not, now};
 use ssntp::Role;
 use ssntp::payload::Id;
-use ssntp::pki::{Enrolled, EnrolmentRecords, StoredToken};
-use ssntp::proto::{Command, Frame};
+use ssntp::pki::{Enrolled, StoredToken};
+use ssntp::proto::Frame;
 use ssntp::server::{ServerHandle, SessionInfo};
 use ssntp_payload::{
-    CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
-    TokenAction, TokenEntry, Tokens,
+    EnrolmentAction, EnrolmentList, EnrolmentRefusal, ManageEnrolment, NodeCertificate, TokenEntry,
 };
 use ssntp_transport::excerpt;
 use ssntp_transport::threads::{self, Joined};
@@ -48,7 +47,7 @@ impl Clerk {
                 let answer = if desk.joins.is_empty() {
                     no_issuer(&frame)
                 } else {
-                    answer(&frame, Ok(desk))
+                    answer(&frame, |asked| desk.carry_out(asked))
                 };
                 let to = from.uuid();
                 // Without an answer the operator's command reaches its time limit, and says so.
@@ -64,58 +63,36 @@ impl Clerk {
     /// Hands over a command. Returns the answer if there is no room for it.
     pub(crate) fn hand_over(&self, from: &SessionInfo, frame: &Frame) -> Option<Frame> {
         let handed_over = self.work.try_send((from.clone(), frame.clone()));
-        handed_over
-            .is_err()
-            .then(|| answer(frame, Err(not(EnrolmentRefusal::Busy, "too many commands wait"))))
+        let busy = || not(EnrolmentRefusal::Busy, "too many commands wait");
+        handed_over.is_err().then(|| answer(frame, |_| Err(busy())))
     }
 }
 
 /// The answer to a command at a scheduler where no node can join.
 pub(crate) fn no_issuer(frame: &Frame) -> Frame {
-    let why = not(EnrolmentRefusal::NoIssuer, "the scheduler has no issuer");
-    answer(frame, Err(why))
+    let why = "no node can join: the scheduler has no issuer";
+    answer(frame, |_| Err(not(EnrolmentRefusal::NoIssuer, why)))
+}
+
+/// The answer to a command, which `carry_out` carries out.
+fn answer(
+    frame: &Frame,
+    carry_out: impl FnOnce(&ManageEnrolment) -> Result<EnrolmentList, NotDone>,
+) -> Frame {
+    let (id, done) = match frame.payload::<ManageEnrolment>() {
+        Ok(asked) => (asked.id.clone(), carry_out(&asked)),
+        Err(why) => (Id::default(), Err(invalid(why))),
+    };
+    let answer = done.unwrap_or_else(|NotDone(reason, detail)| EnrolmentList {
+        reason,
+        detail,
+        ..EnrolmentList::default()
+    });
+    Frame::of(&EnrolmentList { id, ..answer })
 }
 
 fn invalid(why: impl ToString) -> NotDone {
     not(EnrolmentRefusal::InvalidData, why)
-}
-
-/// The answer to a command, which is carried out at this desk. Blocks while a change is stored.
-fn answer(frame: &Frame, desk: Result<Desk<'_>, NotDone>) -> Frame {
-    if frame.kind() == Command::MANAGE_TOKENS {
-        let asked = frame.payload().map_err(invalid);
-        let id = asked
-            .as_ref()
-            .map_or_else(|_| Id::default(), |asked: &ManageTokens| asked.id.clone());
-        let ((entries, next), reason, detail) = told(desk.and_then(|desk| desk.manage_tokens(asked?)));
-        return Frame::of(&Tokens {
-            id,
-            reason,
-            detail,
-            entries,
-            next,
-        });
-    }
-    let asked = frame.payload().map_err(invalid);
-    let id = asked
-        .as_ref()
-        .map_or_else(|_| Id::default(), |asked: &ManageCertificates| asked.id.clone());
-    let ((entries, next), reason, detail) = told(desk.and_then(|desk| desk.manage_certificates(asked?)));
-    Frame::of(&NodeCertificates {
-        id,
-        reason,
-        detail,
-        entries,
-        next,
-    })
-}
-
-/// What an answer says of a command.
-fn told<T: Default>(done: Result<T, NotDone>) -> (T, EnrolmentRefusal, String) {
-    match done {
-        Ok(done) => (done, EnrolmentRefusal::NotRefused, String::new()),
-        Err(NotDone(reason, detail)) => (T::default(), reason, detail),
-    }
 }
 
 /// What a command is carried out with.
@@ -127,17 +104,52 @@ struct Desk<'a> {
     from: &'a SessionInfo,
 }
 
-/// Entries, and the key of the last one if there are more.
-type Page<T, K> = (Vec<T>, K);
-
 impl Desk<'_> {
-    /// Counts a change by its action, and writes it to the audit log: the line beside its value, or `what` was refused.
-    fn audited<T>(
+    /// Carries out a command. Blocks while a change is stored.
+    fn carry_out(&self, asked: &ManageEnrolment) -> Result<EnrolmentList, NotDone> {
+        let (token, node) = (&asked.token, &asked.uuid);
+        match &asked.action {
+            EnrolmentAction::ListTokens => Ok(self.tokens(asked.after)),
+            EnrolmentAction::ListCertificates => Ok(self.certificates(asked.after, |_| true)),
+            EnrolmentAction::AddToken => self.audited("add", &token.id, || {
+                let stored = self.stored(token).map_err(invalid)?;
+                self.records
+                    .change(|records| records.add_token(stored.clone()).map_err(invalid))?;
+                let (id, roles, uses) = (&stored.id, stored.roles, stored.uses_left);
+                let line = format!("token {id}: added for {roles}, {uses} uses");
+                Ok((one_token(&stored), line))
+            }),
+            EnrolmentAction::RemoveToken => self.audited("remove", &token.id, || {
+                let id = excerpt(&token.id);
+                let none = || not(EnrolmentRefusal::NotFound, format_args!("there is no token {id}"));
+                let removed = self
+                    .records
+                    .change(|records| records.remove_token(&token.id).ok_or_else(none))?;
+                let line = format!("token {}: removed", removed.id);
+                Ok((one_token(&removed), line))
+            }),
+            EnrolmentAction::Revoke => self.audited("revoke", node.as_str(), || {
+                let none = format_args!("no certificate was issued to {node} here");
+                let none = || not(EnrolmentRefusal::NotFound, none);
+                let uuid = node.uuid().ok_or_else(none)?;
+                let count = self
+                    .records
+                    .change(|records| records.revoke(uuid).ok_or_else(none))?;
+                let line = format!("revoked: UUID {uuid}, {count} certificates");
+                Ok((self.certificates(0, |one| one.uuid == uuid), line))
+            }),
+            other => Err(invalid(format_args!("no action {other:?}"))),
+        }
+    }
+
+    /// Makes a change of `what`, counts it by its action, and writes its line to the audit log, or that it was refused.
+    fn audited(
         &self,
-        (action, what): (&'static str, &str),
-        done: Result<(T, String), NotDone>,
-    ) -> Result<T, NotDone> {
-        let from = self.from;
+        action: &'static str,
+        what: &str,
+        change: impl FnOnce() -> Result<(EnrolmentList, String), NotDone>,
+    ) -> Result<EnrolmentList, NotDone> {
+        let (from, done) = (self.from, change());
         match &done {
             Ok((_, line)) => {
                 self.records.count(action, "done".to_owned());
@@ -148,65 +160,31 @@ impl Desk<'_> {
                 info!(target: "ssntp::audit", "no {action} {}: {why}: by {from}", excerpt(what));
             }
         }
-        done.map(|(value, _)| value)
+        done.map(|(answer, _)| answer)
     }
 
-    fn manage_tokens(&self, asked: ManageTokens) -> Result<Page<TokenEntry, String>, NotDone> {
-        let token = asked.token;
-        let changed = match asked.action {
-            TokenAction::List => {
-                let records = self.records.records();
-                let tokens = records.tokens(now()).filter(|token| token.id > asked.after);
-                return Ok(page(tokens.map(shown), |entry| entry.id.clone()));
-            }
-            TokenAction::Add => {
-                let added = self.stored(&token).map_err(invalid).and_then(|stored| {
-                    self.records
-                        .change(|records| records.add_token(stored.clone()).map_err(invalid))?;
-                    let (id, roles, uses) = (&stored.id, stored.roles, stored.uses_left);
-                    let line = format!("token {id}: added for {roles}, {uses} uses");
-                    Ok((shown(&stored), line))
-                });
-                self.audited(("add", &token.id), added)?
-            }
-            TokenAction::Remove => {
-                let none = format_args!("there is no token {}", token.id);
-                let none = || not(EnrolmentRefusal::NotFound, none);
-                let remove =
-                    |records: &mut EnrolmentRecords| records.remove_token(&token.id).ok_or_else(none);
-                let removed = self.records.change(remove);
-                let removed = removed.map(|it| (shown(&it), format!("token {}: removed", it.id)));
-                self.audited(("remove", &token.id), removed)?
-            }
-            other => return Err(invalid(format_args!("no action {other:?}"))),
-        };
-        Ok((vec![changed], String::new()))
-    }
-
-    fn manage_certificates(&self, asked: ManageCertificates) -> Result<Page<NodeCertificate, u64>, NotDone> {
-        let uuid = asked.uuid;
-        match asked.action {
-            CertificateAction::List => {}
-            CertificateAction::Revoke => {
-                let none = format_args!("no certificate was issued to {uuid} here");
-                let none = || not(EnrolmentRefusal::NotFound, none);
-                let revoked = uuid.uuid().ok_or_else(none).and_then(|node| {
-                    let revoke = |records: &mut EnrolmentRecords| records.revoke(node).ok_or_else(none);
-                    let count = self.records.change(revoke)?;
-                    Ok(((), format!("revoked: UUID {node}, {count} certificates")))
-                });
-                self.audited(("revoke", uuid.as_str()), revoked)?;
-            }
-            other => return Err(invalid(format_args!("no action {other:?}"))),
-        }
+    /// The page of the tokens after this number. A token that ends meanwhile moves the rest forward by one.
+    fn tokens(&self, after: u64) -> EnrolmentList {
         let records = self.records.records();
-        // A certificate that is forgotten meanwhile moves the numbers of the rest forward by one.
-        let wanted = records.certificates(now()).filter(|(number, one, _)| {
-            *number > asked.after && (uuid.is_empty() || uuid.uuid() == Some(one.uuid))
-        });
+        let (tokens, next) = page((1..).zip(records.tokens(now()).map(shown)), after);
+        EnrolmentList {
+            tokens,
+            next,
+            ..EnrolmentList::default()
+        }
+    }
+
+    /// The page of these certificates after this number. One that is forgotten meanwhile moves the rest forward by one.
+    fn certificates(&self, after: u64, is_wanted: impl Fn(&Enrolled) -> bool) -> EnrolmentList {
+        let records = self.records.records();
+        let wanted = records.certificates(now()).filter(|(_, one, _)| is_wanted(one));
         let wanted = wanted.map(|(number, one, is_revoked)| (number, certificate(one, is_revoked)));
-        let (entries, next) = page(wanted, |(number, _)| *number);
-        Ok((entries.into_iter().map(|(_, one)| one).collect(), next))
+        let (certificates, next) = page(wanted, after);
+        EnrolmentList {
+            certificates,
+            next,
+            ..EnrolmentList::default()
+        }
     }
 
     /// The record of a token that the operator wants to add.
@@ -223,20 +201,12 @@ impl Desk<'_> {
                 self.joins
             ));
         }
-        let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        let (id, secret) = (&token.id, &token.secret_sha256);
-        if id.is_empty() || id.len() > 64 || !id.bytes().all(is_base64url) {
-            return Err("the id is not 1 to 64 letters and digits".to_owned());
-        }
-        if secret.len() != 43 || !secret.bytes().all(is_base64url) {
-            return Err("secret_sha256 is not 32 bytes in base64url".to_owned());
-        }
         if token.uses_left == 0 || token.ends <= now() {
             return Err("nobody could join with it: it is for no node, or has ended".to_owned());
         }
         Ok(StoredToken {
-            id: id.clone(),
-            secret_sha256: secret.clone(),
+            id: token.id.clone(),
+            secret_sha256: token.secret_sha256.clone(),
             roles,
             uuid,
             uses_left: if uuid.is_some() { 1 } else { token.uses_left },
@@ -246,11 +216,19 @@ impl Desk<'_> {
     }
 }
 
-/// The first page of these entries.
-fn page<T, K: Default>(mut all: impl Iterator<Item = T>, key: impl Fn(&T) -> K) -> Page<T, K> {
-    let entries: Vec<T> = all.by_ref().take(PAGE).collect();
-    let next = all.next().and_then(|_| entries.last().map(key));
+/// The first entries after this number, and the number of the last of them if there are more.
+fn page<T>(all: impl Iterator<Item = (u64, T)>, after: u64) -> (Vec<T>, u64) {
+    let mut rest = all.filter(|(number, _)| *number > after);
+    let (numbers, entries): (Vec<_>, _) = rest.by_ref().take(PAGE).unzip();
+    let next = rest.next().and_then(|_| numbers.last().copied());
     (entries, next.unwrap_or_default())
+}
+
+fn one_token(token: &StoredToken) -> EnrolmentList {
+    EnrolmentList {
+        tokens: vec![shown(token)],
+        ..EnrolmentList::default()
+    }
 }
 
 fn shown(token: &StoredToken) -> TokenEntry {

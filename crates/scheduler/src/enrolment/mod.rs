@@ -3,7 +3,7 @@
 //! ```text
 //!  newcomer's thread, ssntp-enrol ─ update ───────▶ Enrolments ─ change ─▶ file, or document of the engine
 //!                                                      ▲ │ revoked ─▶ the server's trust
-//!  dispatcher ─ ManageTokens … ─▶ ssntp-tokens ────────┘ └ answer ─▶ dispatcher ─▶ operator
+//!  dispatcher ─ ManageEnrolment ─▶ ssntp-tokens ───────┘ └ answer ─▶ dispatcher ─▶ operator
 //! ```
 //!
 //! Each change is stored before anybody hears of it. Several schedulers share the document: a change counts

@@ -4,6 +4,7 @@
 //! never knows who asks for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -111,6 +112,11 @@ pub(super) fn not(reason: EnrolmentRefusal, why: impl ToString) -> NotDone {
 
 fn not_stored(why: impl ToString) -> NotDone {
     not(EnrolmentRefusal::NotStored, why)
+}
+
+fn unknown(why: impl Display) -> NotDone {
+    let why = format_args!("it is not known whether that was done: {why}");
+    not(EnrolmentRefusal::Unknown, why)
 }
 
 /// The present time in seconds since 1970.
@@ -350,8 +356,7 @@ impl Enrolments {
             }
             self.wait_while(|kept| kept.revision == revision);
         }
-        let why = "other schedulers change the document all the time";
-        Err(not(EnrolmentRefusal::Unknown, why).into())
+        Err(unknown("other schedulers change the document all the time").into())
     }
 
     /// Stores the records. Returns the document's new revision, or `None` if another scheduler has changed it
@@ -375,7 +380,7 @@ impl Enrolments {
         match documents.write(ENROLMENT, &text, revision.map_or(When::Absent, When::At)) {
             Ok(revision) => Ok(Some(Some(revision))),
             Err(EngineError::Changed) => Ok(None),
-            Err(e) if e.is_unknown() => Err(not(EnrolmentRefusal::Unknown, e)),
+            Err(e) if e.is_unknown() => Err(unknown(e)),
             Err(e) => Err(not_stored(e)),
         }
     }

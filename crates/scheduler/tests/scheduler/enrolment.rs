@@ -10,30 +10,27 @@ use ssntp::proto::Frame;
 use ssntp::server::{Enrolment, ServerConfig};
 use ssntp::testkit::Testkit;
 use ssntp::transport::Address;
-use ssntp_payload::{
-    CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificates, TokenAction,
-    TokenEntry, Tokens,
-};
+use ssntp_payload::{EnrolmentAction, EnrolmentList, EnrolmentRefusal, ManageEnrolment, TokenEntry};
 use ssntp_scheduler::{Enrolments, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
 use ssntp_test_support::wait::wait_for;
 
-fn ask<Q: Payload, A: Payload>(operator: &Client, question: &Q) -> A {
+fn ask(operator: &Client, question: &ManageEnrolment) -> EnrolmentList {
     operator.send(Frame::of(question)).unwrap();
     loop {
         let frame = operator.recv_frame_timeout(LIMIT).unwrap();
-        if frame.kind() == A::KIND {
+        if frame.kind() == EnrolmentList::KIND {
             return frame.payload().unwrap();
         }
     }
 }
 
-fn certificates(operator: &Client, action: CertificateAction, uuid: &str) -> NodeCertificates {
-    let asked = ManageCertificates {
+fn of_node(operator: &Client, action: EnrolmentAction, uuid: &str) -> EnrolmentList {
+    let asked = ManageEnrolment {
         id: "q".into(),
         action,
         uuid: uuid.into(),
-        after: 0,
+        ..ManageEnrolment::default()
     };
     ask(operator, &asked)
 }
@@ -62,24 +59,27 @@ fn an_operator_adds_a_token_with_which_a_node_joins_renews_and_is_revoked() {
         ends: stored.ends,
         ..TokenEntry::default()
     };
-    let manage = |action, token: &TokenEntry| ManageTokens {
-        id: "q".into(),
-        action,
-        token: token.clone(),
-        after: String::new(),
+    let manage = |action, token: &TokenEntry| {
+        let asked = ManageEnrolment {
+            id: "q".into(),
+            action,
+            token: token.clone(),
+            ..ManageEnrolment::default()
+        };
+        ask(&operator, &asked)
     };
-    let added: Tokens = ask(&operator, &manage(TokenAction::Add, &entry));
+    let added = manage(EnrolmentAction::AddToken, &entry);
     assert_eq!(
-        (added.reason, added.entries.len()),
+        (added.reason, added.tokens.len()),
         (EnrolmentRefusal::NotRefused, 1)
     );
-    let again: Tokens = ask(&operator, &manage(TokenAction::Add, &entry));
+    let again = manage(EnrolmentAction::AddToken, &entry);
     assert_eq!(again.reason, EnrolmentRefusal::InvalidData);
     let unknown = TokenEntry {
         id: "other".to_owned(),
         ..TokenEntry::default()
     };
-    let removed: Tokens = ask(&operator, &manage(TokenAction::Remove, &unknown));
+    let removed = manage(EnrolmentAction::RemoveToken, &unknown);
     assert_eq!(removed.reason, EnrolmentRefusal::NotFound);
     for (field, wrong) in [
         (
@@ -119,7 +119,7 @@ fn an_operator_adds_a_token_with_which_a_node_joins_renews_and_is_revoked() {
             },
         ),
     ] {
-        let refused: Tokens = ask(&operator, &manage(TokenAction::Add, &wrong));
+        let refused = manage(EnrolmentAction::AddToken, &wrong);
         assert_eq!(refused.reason, EnrolmentRefusal::InvalidData, "{field}");
         assert!(refused.detail.contains(field), "{field}: {}", refused.detail);
     }
@@ -131,7 +131,7 @@ fn an_operator_adds_a_token_with_which_a_node_joins_renews_and_is_revoked() {
     let node = Client::connect(files.client_config().unwrap().connect_in_memory(kit.network())).unwrap();
     let uuid = first.uuid().unwrap().to_string();
     let both = wait_for(
-        || match certificates(&operator, CertificateAction::List, &uuid).entries {
+        || match of_node(&operator, EnrolmentAction::ListCertificates, "").certificates {
             entries if entries.len() < 2 => Err(entries),
             entries => Ok(entries),
         },
@@ -146,17 +146,17 @@ fn an_operator_adds_a_token_with_which_a_node_joins_renews_and_is_revoked() {
     });
     assert_eq!(renewed.uuid(), first.uuid());
 
-    let revoked = certificates(&operator, CertificateAction::Revoke, &uuid);
+    let revoked = of_node(&operator, EnrolmentAction::Revoke, &uuid);
     assert_eq!(revoked.reason, EnrolmentRefusal::NotRefused);
-    assert!(revoked.entries.len() >= 2 && revoked.entries.iter().all(|one| one.is_revoked));
+    assert!(revoked.certificates.len() >= 2 && revoked.certificates.iter().all(|one| one.is_revoked));
     // Who runs the scheduler gives its server this trust.
     records.changes().recv_timeout(LIMIT).unwrap();
     let refused = records.apply(&kit.trust()).verify(first.chain());
     assert!(matches!(refused, Err(Fault::Revoked { .. })), "{refused:?}");
     assert!(kit.trust().verify(first.chain()).is_ok());
-    let nobody = certificates(
+    let nobody = of_node(
         &operator,
-        CertificateAction::Revoke,
+        EnrolmentAction::Revoke,
         "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001",
     );
     assert_eq!(nobody.reason, EnrolmentRefusal::NotFound);
@@ -170,7 +170,7 @@ fn without_an_issuer_the_commands_are_refused_with_the_reason() {
     let scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
     let _scheduler = scheduler.start(server.listen_in_memory(kit.network())).unwrap();
     let operator = Client::connect(kit.client_config(Role::CONTROLLER).unwrap()).unwrap();
-    let listed = certificates(&operator, CertificateAction::List, "");
+    let listed = of_node(&operator, EnrolmentAction::ListCertificates, "");
     assert_eq!(
         (listed.reason, listed.id.as_str()),
         (EnrolmentRefusal::NoIssuer, "q")

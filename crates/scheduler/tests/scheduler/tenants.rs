@@ -8,13 +8,13 @@ use ssntp::payload::Payload;
 use ssntp::pki::{SigningRequest, node_key, signing_request};
 use ssntp::proto::Command;
 use ssntp::server::{Enrolment, EnrolmentStore};
-use ssntp_payload::{CertificateAction, EnrolmentRefusal, ManageCertificates, NodeCertificates};
 use ssntp_payload::{
     CommandSubject, ConcentratorInstanceAdded, Delete, DeleteFailure, DeleteFailureReason, Evacuate,
     InstanceDeleted, InstanceState, InstanceStopped, Maintenance, PublicIpAssigned, PublicIpUnassigned,
     ReleasePublicIp, Start, StartFailure, StartFailureReason as Reason, StartPayload, Tenant, TenantAction,
     TenantAdded, TenantEntry, TenantRefusal, TenantRemoved, Tenants,
 };
+use ssntp_payload::{EnrolmentAction, EnrolmentList, EnrolmentRefusal, ManageEnrolment};
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{Enrolments, Scheduler, SchedulerConfig};
 use ssntp_test_support::wait::wait_for;
@@ -230,13 +230,13 @@ fn the_addresses_of_a_node_whose_certificates_are_revoked_are_freed_once_the_con
             renewed.unwrap();
         }
         controller.drain();
-        controller.send_payload(&ManageCertificates {
+        controller.send_payload(&ManageEnrolment {
             id: "1".into(),
-            action: CertificateAction::Revoke,
+            action: EnrolmentAction::Revoke,
             uuid: node.into(),
-            after: 0,
+            ..ManageEnrolment::default()
         });
-        let answer: NodeCertificates = controller.expect_payload();
+        let answer: EnrolmentList = controller.expect_payload();
         assert_eq!(answer.reason, EnrolmentRefusal::NotRefused, "{}", answer.detail);
     };
     for is_away_first in [true, false] {

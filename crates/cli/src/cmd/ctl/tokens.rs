@@ -8,10 +8,7 @@ use ssntp::Role;
 use ssntp::payload::{Id, timestamp};
 use ssntp::pki::{JoinToken, StoredToken};
 use ssntp::transport::Address;
-use ssntp_payload::{
-    CertificateAction, EnrolmentRefusal, ManageCertificates, ManageTokens, NodeCertificate, NodeCertificates,
-    TokenAction, TokenEntry, Tokens,
-};
+use ssntp_payload::{EnrolmentAction, EnrolmentList, ManageEnrolment, NodeCertificate, TokenEntry};
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
@@ -23,7 +20,7 @@ use crate::cmd::roles;
 use crate::cmd::table::{Columns, print};
 use crate::context::address;
 use crate::failure::Failure;
-use crate::output::{note, print_either, print_json, print_line, printable};
+use crate::output::{note, print_either, print_json, print_line};
 use crate::seconds::age;
 use crate::signals::Stop;
 use ssntp_transport::wall_clock;
@@ -118,8 +115,8 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
         made_by: String::new(),
     };
     let session = Session::open(options, stop)?;
-    let added = manage(&session, TokenAction::Add, entry, String::new())?;
-    let entry = added.entries.into_iter().next().unwrap_or_default();
+    let added = manage(&session, EnrolmentAction::AddToken, |asked| asked.token = entry)?;
+    let entry = added.tokens.into_iter().next().unwrap_or_default();
     let name = at.server_name();
     if let Some(server) = session.controller.client().server()
         && !server.certificate.is_for(name)
@@ -173,54 +170,21 @@ fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
 }
 
 fn all_tokens(session: &Session<'_>) -> Result<Vec<TokenEntry>, Failure> {
-    all_pages(|after: &String| {
-        let page = manage(session, TokenAction::List, TokenEntry::default(), after.clone())?;
-        Ok((page.entries, page.next))
+    all_pages(|&after| {
+        let page = manage(session, EnrolmentAction::ListTokens, |asked| asked.after = after)?;
+        Ok((page.tokens, page.next))
     })
 }
 
 fn remove(options: &Options, stop: &Stop, id: &str) -> Result<(), Failure> {
     let session = Session::open(options, stop)?;
     let known = all_tokens(&session)?.into_iter().map(|token| token.id).collect();
-    let token = TokenEntry {
-        id: only("token", "an id", id, known)?,
-        ..TokenEntry::default()
-    };
-    let text = format!("token {}: removed", token.id);
-    let value = json!({"id": token.id});
-    manage(&session, TokenAction::Remove, token, String::new())?;
-    print_either(options.json, value, text)
-}
-
-fn manage(
-    session: &Session<'_>,
-    action: TokenAction,
-    token: TokenEntry,
-    after: String,
-) -> Result<Tokens, Failure> {
-    let asked = ManageTokens {
-        id: new_id(),
-        action,
-        token,
-        after,
-    };
-    let is_answer = |answer: &Tokens| answer.id == asked.id;
-    let answer = session.ask_for(&asked, is_answer, asked.action != TokenAction::List)?;
-    check_answer(&answer.reason, &answer.detail)?;
-    Ok(answer)
-}
-
-fn check_answer(reason: &EnrolmentRefusal, detail: &str) -> Result<(), Failure> {
-    match reason {
-        EnrolmentRefusal::NoIssuer => Err(Failure::new(
-            "no node can join: the scheduler has no issuer (`ssntp scheduler --issuer`)",
-        )),
-        EnrolmentRefusal::Unknown => Err(Failure::new(format_args!(
-            "it is not known whether that was done: {}",
-            printable(detail)
-        ))),
-        reason => check(reason, detail),
-    }
+    let id = only("token", "an id", id, known)?;
+    manage(&session, EnrolmentAction::RemoveToken, |asked| {
+        asked.token.id.clone_from(&id);
+    })?;
+    let text = format_args!("token {id}: removed");
+    print_either(options.json, json!({"id": id}), text)
 }
 
 /// Show the certificates that were issued to nodes, and until when they are valid
@@ -239,60 +203,47 @@ pub(super) fn certificates(options: &Options, stop: &Stop, args: &CertificatesAr
 
 fn issued(session: &Session<'_>) -> Result<Vec<NodeCertificate>, Failure> {
     all_pages(|&after| {
-        let page = about(session, CertificateAction::List, Id::default(), after)?;
-        Ok((page.entries, page.next))
+        let page = manage(session, EnrolmentAction::ListCertificates, |asked| {
+            asked.after = after;
+        })?;
+        Ok((page.certificates, page.next))
     })
-}
-
-fn about(
-    session: &Session<'_>,
-    action: CertificateAction,
-    uuid: Id,
-    after: u64,
-) -> Result<NodeCertificates, Failure> {
-    let asked = ManageCertificates {
-        id: new_id(),
-        action,
-        uuid,
-        after,
-    };
-    let is_answer = |answer: &NodeCertificates| answer.id == asked.id;
-    let answer = session.ask_for(&asked, is_answer, asked.action != CertificateAction::List)?;
-    check_answer(&answer.reason, &answer.detail)?;
-    Ok(answer)
 }
 
 pub(super) fn revoke(options: &Options, stop: &Stop, named: &NamedClient) -> Result<(), Failure> {
     let session = Session::open(options, stop)?;
     let known = || Ok(issued(&session)?.into_iter().map(|one| one.uuid).collect());
     let uuid = named.find("certificate", known)?;
-    let answer = about(&session, CertificateAction::Revoke, uuid.clone(), 0)?;
-    let count = answer.entries.len();
-    let serials: Vec<_> = answer.entries.iter().map(|one| &one.serial).collect();
-    let text = format_args!("{uuid}: {count} certificate(s) revoked");
-    // The holder of the node may know a token for several nodes. The certificates are revoked even if the
-    // tokens cannot be read.
-    let all = all_tokens(&session).map_err(|why| {
-        note(format_args!(
-            "ssntp: the tokens with which nodes still join cannot be read: {why}"
-        ));
-    });
-    let tokens = tokens_left(all.ok(), &answer.entries);
-    let value = json!({"uuid": uuid.as_str(), "serials": serials, "tokens_left": tokens});
-    print_either(options.json, value, text)?;
-    for token in tokens.iter().flatten().filter(|_| !options.json) {
-        note(format_args!(
-            "ssntp: nodes still join with the token that it used: `ssntp token remove {token}` ends that"
-        ));
-    }
-    Ok(())
+    let revoked = manage(&session, EnrolmentAction::Revoke, |asked| {
+        asked.uuid = uuid.clone();
+    })?;
+    let revoked = revoked.certificates;
+    let serials: Vec<_> = revoked.iter().map(|one| &one.serial).collect();
+    let value = json!({"uuid": uuid.as_str(), "serials": serials});
+    let text = format_args!("{uuid}: {} certificate(s) revoked", revoked.len());
+    print_either(options.json, value, text)
 }
 
-/// The tokens of certificates with which nodes still join. `None` if the tokens are unknown, which is null for a
-/// script.
-fn tokens_left(all: Option<Vec<TokenEntry>>, of: &[NodeCertificate]) -> Option<Vec<String>> {
-    let is_left = |token: &TokenEntry| token.uses_left > 0 && of.iter().any(|one| one.token == token.id);
-    Some(all?.into_iter().filter(is_left).map(|token| token.id).collect())
+/// Sends a command with what `complete` adds to its action, and waits for the answer.
+fn manage(
+    session: &Session<'_>,
+    action: EnrolmentAction,
+    complete: impl FnOnce(&mut ManageEnrolment),
+) -> Result<EnrolmentList, Failure> {
+    let mut asked = ManageEnrolment {
+        id: new_id(),
+        action,
+        ..ManageEnrolment::default()
+    };
+    complete(&mut asked);
+    let changes = !matches!(
+        asked.action,
+        EnrolmentAction::ListTokens | EnrolmentAction::ListCertificates
+    );
+    let is_answer = |answer: &EnrolmentList| answer.id == asked.id;
+    let answer = session.ask_for(&asked, is_answer, changes)?;
+    check(&answer.reason, &answer.detail)?;
+    Ok(answer)
 }
 
 #[rustfmt::skip] // A table: one row a column.
@@ -332,26 +283,4 @@ fn certificate(one: &NodeCertificate) -> Value {
 /// A second since 1970, in UTC.
 fn time(seconds: u64) -> String {
     timestamp::format(seconds.saturating_mul(1_000_000_000))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_is_left_if_a_revoked_certificate_has_used_it_and_it_has_uses() {
-        let token = |id: &str, uses_left| TokenEntry {
-            id: id.to_owned(),
-            uses_left,
-            ..TokenEntry::default()
-        };
-        let certificate = |token: &str| NodeCertificate {
-            token: token.to_owned(),
-            ..NodeCertificate::default()
-        };
-        let all = vec![token("a", 1), token("b", 0), token("c", 1)];
-        let of = [certificate("a"), certificate("b")];
-        assert_eq!(json!(tokens_left(Some(all), &of)), json!(["a"]));
-        assert_eq!(json!(tokens_left(None, &of)), Value::Null);
-    }
 }
