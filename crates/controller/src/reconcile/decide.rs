@@ -348,7 +348,10 @@ impl Decider<'_, '_> {
         } else {
             &HealthState::Healthy
         };
-        let is_healthy = *health == HealthState::Healthy;
+        // A node that has told nothing for so long makes no checks.
+        let is_unchecked =
+            *health == HealthState::Unset && self.soft.has_lived(instance.uuid, TOLD, self.draft.now());
+        let is_healthy = *health == HealthState::Healthy || is_unchecked;
         let alive = self.soft.alive_for(instance, is_healthy, self.draft.now());
         let is_long = alive >= Duration::from_secs(workload.spec.update.healthy_s.into());
         match health {

@@ -154,6 +154,9 @@ impl Core {
                     if instance.state != InstanceState::Starting {
                         self.soft.settled(instance.uuid);
                     }
+                    if instance.wanted && instance.node.is_some() {
+                        self.soft.has_place(instance);
+                    }
                 }
                 Write::InstanceGone(uuid) => self.soft.forget(*uuid),
                 Write::WorkloadGone(name) => self.soft.forget_workload(name),

@@ -58,7 +58,8 @@ pub(super) struct Soft {
     unanswered: BTreeMap<Uuid, Unanswered>,
     /// The nodes of known instances that are away, and the times since which they are.
     away: BTreeMap<Uuid, Duration>,
-    /// The times since which instances have been alive in the view, and whether they were healthy at some time.
+    /// The times since which instances have been alive in the view, or were until they ended, and whether they were
+    /// healthy at some time.
     alive: BTreeMap<Uuid, (Duration, bool)>,
     deletes: BTreeMap<Uuid, Deletes>,
     /// The `since` of each instance, and the time at which this process first met that value.
@@ -128,8 +129,11 @@ impl Soft {
         // An instance that is not stored is deleted as well.
         let is_known = |uuid: &Uuid| seen.instances.contains_key(uuid) || state.instances.contains_key(uuid);
         self.deletes.retain(|uuid, _| is_known(uuid));
-        let is_alive = |uuid: &Uuid| seen.instances.get(uuid).is_some_and(|i| i.ended.is_none());
-        self.alive.retain(|uuid, _| is_alive(uuid));
+        // Also if it has ended, so that its failure is known as that of one that ran for long.
+        self.alive.retain(|uuid, _| {
+            let restarts = seen.instances.get(uuid).is_some_and(|one| one.is_restart_due);
+            state.instances.contains_key(uuid) && !restarts
+        });
         let in_service: BTreeSet<_> = seen.nodes.difference(&seen.in_maintenance).copied().collect();
         if !in_service.is_subset(&self.in_service) {
             // A further node may have the place that others had not.
@@ -269,6 +273,14 @@ impl Soft {
     pub(super) fn without_place(&self) -> impl Iterator<Item = (&str, u32)> {
         let slots = self.slots.iter().filter(|(_, failed)| failed.had_no_place);
         slots.map(|((workload, slot), _)| (workload.as_str(), *slot))
+    }
+
+    /// A node has the instance of a slot.
+    pub(super) fn has_place(&mut self, instance: &Instance) {
+        let slot = self.slots.get_mut(&(instance.workload.clone(), instance.slot));
+        if let Some(slot) = slot {
+            slot.had_no_place = false;
+        }
     }
 
     /// The time since which the roll-out of a version has made no progress.

@@ -246,6 +246,35 @@ fn an_instance_that_was_never_healthy_has_failed_at_once_however_long_its_grace_
 }
 
 #[test]
+fn an_instance_that_ran_for_long_has_not_failed_at_once() {
+    // The nodes of an older version make no checks.
+    for health in [HealthState::Healthy, HealthState::Unset] {
+        let (mut bench, _) = steady(1);
+        for is_gone in [false, true, false] {
+            for one in bench.checked() {
+                bench.tell(one, health.clone());
+            }
+            bench.settle();
+            bench.wait(100);
+            bench.settle();
+            if is_gone {
+                bench.seen.instances.retain(|_, seen| seen.ended.is_some());
+            }
+            for seen in bench.seen.instances.values_mut() {
+                let (is_success, how) = (false, "exited 1".to_owned());
+                seen.ended = Some(SeenEnd { is_success, how });
+                seen.health = HealthState::Unset;
+            }
+            bench.settle();
+            bench.wait(1);
+            let starts = bench.starts;
+            bench.settle();
+            assert_eq!(bench.starts, starts + 1, "{health:?}: the pause is the first one");
+        }
+    }
+}
+
+#[test]
 fn a_wrong_check_is_a_version_that_goes_back() {
     let mut bench = three();
     let mut spec = web(3, "a");

@@ -260,6 +260,48 @@ fn failed_instances_of_a_tenant_give_their_addresses_back_if_there_is_no_place_f
 }
 
 #[test]
+fn failed_instances_of_a_tenant_stay_if_the_next_one_has_found_a_place_since() {
+    let mut bench = Bench::new();
+    let mut spec = quick("a");
+    spec["start"]["tenant"] = "blue".into();
+    spec["count"] = 2.into();
+    bench.apply(spec.clone());
+    bench.obeys = false;
+    let commands = bench.settle();
+    bench.obeys = true;
+    let [Command::Start(first), Command::Start(second)] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    let full = Answer::NotStarted {
+        why: "no address of 10.0.0.0/29 is free".to_owned(),
+        is_its_fault: false,
+    };
+    bench.core.handle_answer(first.start.instance_uuid, full);
+    bench.carry_out(&commands[1]);
+    bench.settle();
+    bench.wait(1);
+    bench.complete();
+    let (is_success, how) = (false, "exited 1".to_owned());
+    let seen = bench.seen.instances.get_mut(&second.start.instance_uuid);
+    seen.unwrap().ended = Some(SeenEnd { is_success, how });
+    bench.settle();
+    bench.wait(1);
+    bench.complete();
+    assert_eq!((bench.versions(), bench.seen.instances.len()), (vec![1, 1], 3));
+    // Maintenance replaces both.
+    let other = Uuid::from_u128(0xa1);
+    bench.seen.nodes.insert(other);
+    bench.seen.in_maintenance.insert(NODE);
+    for _ in 0..4 {
+        bench.settle();
+        bench.wait(5);
+    }
+    let all = bench.seen.instances.values();
+    let moved = all.filter(|seen| seen.node == other && seen.ended.is_none());
+    assert_eq!((moved.count(), bench.seen.instances.len()), (2, 3));
+}
+
+#[test]
 fn an_address_of_its_own_is_free_before_the_successor_starts() {
     let mut bench = Bench::new();
     let mut spec = quick("a");
