@@ -57,6 +57,8 @@ pub(crate) struct MadeUp {
     pub(crate) actors: Mutex<Vec<String>>,
     /// The refused orders, and who gave them.
     pub(crate) refused: Mutex<Vec<String>>,
+    /// The names of tenants that the scheduler was asked for.
+    pub(crate) asked: Mutex<Vec<String>>,
     /// The specs of the last order to apply.
     pub(crate) specs: Mutex<Vec<Spec>>,
     /// Those who follow the output of an instance.
@@ -149,6 +151,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         orders: Mutex::default(),
         actors: Mutex::default(),
         refused: Mutex::default(),
+        asked: Mutex::default(),
         specs: Mutex::default(),
         writers: Mutex::default(),
         waiting: Arc::default(),
@@ -498,6 +501,10 @@ impl Source for MadeUp {
     }
 
     fn has_tenant(&self, name: &str) -> Result<bool, String> {
+        self.asked.lock().unwrap().push(name.to_owned());
+        if name == "silent" {
+            return Err("the scheduler has not answered".to_owned());
+        }
         Ok(Source::tenants(self)?.iter().any(|tenant| tenant.name == name))
     }
 

@@ -1,6 +1,8 @@
 //! What the spec of a workload requires, and the cluster does not have: nodes of its kind, a tenant. It is refused
 //! before a START could fail for it.
 
+use std::collections::BTreeMap;
+
 use ssntp_cluster::Needs;
 use ssntp_http::Refused;
 use ssntp_payload::Start;
@@ -13,6 +15,7 @@ use crate::source::Source;
 /// Checks new templates. Nodes that are away count, because they may return.
 pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> {
     let (kept, view) = (source.kept(), source.picture().map_err(unavailable)?.view);
+    let mut tenants = BTreeMap::new();
     // Until all nodes have reported, it is not known what they have.
     for spec in specs.iter().filter(|_| view.is_complete()) {
         let known = kept.state.workloads.get(&spec.name);
@@ -26,7 +29,8 @@ pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> 
         let ignored = || ("constraint", "the scheduler is older and ignores it".to_owned());
         let lacking = needs.and_then(|needs| lacking(&view, &needs));
         let lacking = lacking.or_else(|| is_ignored.then(ignored));
-        let lacking = lacking.or_else(|| (!is_known).then(|| no_tenant(source, &spec.start))?);
+        let lacking =
+            lacking.or_else(|| (!is_known).then(|| no_tenant(source, &mut tenants, &spec.start))?);
         if let Some((key, why)) = lacking {
             let of = if specs.len() > 1 {
                 format!("{}.", spec.name)
@@ -40,13 +44,24 @@ pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> 
 }
 
 /// The key of a tenant in whose network the scheduler would lease an address, and that it does not have; and the
-/// reason. If the scheduler does not say, the START may still fail.
-fn no_tenant(source: &dyn Source, start: &Start) -> Option<(&'static str, String)> {
+/// reason. If the scheduler does not say, the START may still fail. `told` has the answers of the scheduler.
+fn no_tenant(
+    source: &dyn Source,
+    told: &mut BTreeMap<String, Result<bool, String>>,
+    start: &Start,
+) -> Option<(&'static str, String)> {
     let (id, networking) = (&start.tenant_uuid, &start.networking);
     let is_leased = networking.concentrator_uuid.is_empty() && networking.subnet.is_empty();
     let is_named = !id.is_empty() && id.uuid().is_none() && is_leased;
-    let has_none = is_named && source.has_tenant(id.as_str()) == Ok(false);
-    has_none.then(|| ("tenant", format!("there is no tenant {id:?}")))
+    // A question without an answer takes five seconds, so no further one is asked.
+    if !is_named || told.values().any(Result::is_err) {
+        return None;
+    }
+    let name = id.as_str();
+    let is_there = told
+        .entry(name.to_owned())
+        .or_insert_with(|| source.has_tenant(name));
+    (*is_there == Ok(false)).then(|| ("tenant", format!("there is no tenant {id:?}")))
 }
 
 /// The first key that no node can satisfy, and the reason.

@@ -398,6 +398,17 @@ fn a_spec_that_the_cluster_cannot_satisfy_is_refused_with_its_key() {
         let (code, answer) = put(&rig, "/api/v1/workloads/new", &spec(key, value));
         assert_eq!(code, 200, "{key}: {answer}");
     }
+    // A question that the scheduler does not answer takes seconds.
+    rig.made_up.asked.lock().unwrap().clear();
+    let of_tenant = |(number, tenant): (usize, &&str)| {
+        let mut spec = spec("tenant", json!(tenant));
+        spec["name"] = json!(format!("new-{number}"));
+        spec
+    };
+    let tenants = ["blue", "blue", "silent", "red"];
+    let specs: Vec<_> = tenants.iter().enumerate().map(of_tenant).collect();
+    assert_eq!(put(&rig, "/api/v1/workloads?dry_run=1", &json!(specs)).0, 200);
+    assert_eq!(*rig.made_up.asked.lock().unwrap(), ["blue", "silent"]);
     let (_, shown) = rig.get(&format!("/api/v1/nodes/{node}"));
     assert_eq!(shown["labels"], json!({"zone": "a"}));
 }
