@@ -10,6 +10,7 @@
 //! key, and gets the same certificate; so does one that renews. `node.pem` holds the certificate, its issuer's and the key, so a renewal
 //! replaces all three in one step.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -399,7 +400,8 @@ pub enum JoinError {
 /// The texts of failures, each once.
 fn failures(failed: &[JoinError]) -> String {
     let mut texts: Vec<_> = failed.iter().map(JoinError::to_string).collect();
-    texts.dedup();
+    let mut known = HashSet::new();
+    texts.retain(|text| known.insert(text.clone()));
     texts.join("; ")
 }
 

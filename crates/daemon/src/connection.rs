@@ -389,6 +389,10 @@ pub fn remedy(why: &JoinError) -> &'static str {
         JoinError::Server(Fault::NotYetValid { .. }) | JoinError::Clock(_) => {
             "; set the clock, and join again with the same token"
         }
+        JoinError::Addresses(all) => {
+            let mut all = all.iter().map(remedy);
+            all.find(|one| !one.is_empty()).unwrap_or_default()
+        }
         _ => "",
     }
 }
@@ -666,10 +670,14 @@ mod tests {
     #[test]
     fn only_a_join_that_a_server_refuses_is_not_admitted() {
         let later = || JoinError::Later("too many nodes join".to_owned());
-        let away = JoinError::Lost(std::io::ErrorKind::ConnectionRefused.into());
-        for why in [later(), JoinError::Addresses(vec![away, later()])] {
+        let away = || JoinError::Lost(std::io::ErrorKind::ConnectionRefused.into());
+        for why in [later(), JoinError::Addresses(vec![away(), later()])] {
             assert!(matches!(not_joined(why), Failure::Failed(_)));
         }
+        let (name, hosts) = ("a".to_owned(), "b".to_owned());
+        let for_another = JoinError::Server(Fault::NotForName { name, hosts });
+        let text = not_joined(JoinError::Addresses(vec![away(), for_another])).to_string();
+        assert!(text.contains("`ssntp token add --at`"), "{text}");
         let refused = JoinError::Refused {
             word: "used".to_owned(),
             detail: String::new(),

@@ -427,7 +427,9 @@ impl ClientCore {
     /// Records a failed attempt, and decides whether its server is tried again.
     fn attempt_failed(&mut self, server: usize, error: DialError, at: At) -> Stage {
         locked(&self.state.counts).failed(&error.fault);
-        if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
+        // The first fault is that of the newest certificate, with which a later attempt would begin again.
+        let is_aborted = matches!(error.fault.each(), [DialFault::Refused(Refusal::PeerAborted), ..]);
+        if is_aborted && !error.fault.may_retry() {
             return self.aborted(error.server);
         }
         self.warn_if_invalid(at.wall);

@@ -5,7 +5,7 @@ use super::*;
 use crate::RequestError;
 use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
 use crate::payload::Draining;
-use crate::proto::{FrameKind, FrameType, Item, Operands, PROBE, Run};
+use crate::proto::{FrameKind, FrameType, Item, Operands, PROBE, Refusal, Run};
 use bytes::Bytes;
 use ssntp_pki::{
     Authority, AuthorityRequest, Identity, RevocationLists, RevocationReason, Revoked, Role, Serial,
@@ -135,6 +135,19 @@ fn a_server_is_tried_again_after_a_passing_fault_of_the_attempt_with_the_old_cer
         failures[0].to_string(),
         format!("a:1: {}; {}", DialFault::Revoked, nobody())
     );
+}
+
+#[test]
+fn a_server_that_aborts_the_new_certificate_ends_the_client_unless_the_old_one_may_be_admitted_later() {
+    let aborted = || DialFault::Refused(Refusal::PeerAborted);
+    let not_trusted = DialFault::OwnCertificate("UnknownCA".to_owned());
+    for (of_older, ends) in [(aborted(), true), (not_trusted, true), (nobody(), false)] {
+        let (mut client, _) = dials_with_a_newer_certificate();
+        client.fails_by(aborted());
+        client.dials();
+        client.fails_by(of_older);
+        assert_eq!(matches!(client.step(), Next::End), ends);
+    }
 }
 
 #[test]
