@@ -251,8 +251,8 @@ impl Routing {
     }
 }
 
-/// Forwards a frame by a routing function. The frame is a part of `memory` bytes. Returns the message of a panic, after which the frame is discarded,
-/// because its receiver is unknown.
+/// Forwards a frame by a routing function. The frame is a part of `memory` bytes. Returns the message of a panic, after
+/// which the frame is discarded, because its receiver is unknown.
 fn forward(
     route: &mut RouteFn,
     delivery: &mut Delivery,

@@ -333,7 +333,8 @@ impl Networks {
         for why in begun {
             warn!("tenants' networks: {why}");
         }
-        for what in mended {
+        // After an error the rest was not inspected.
+        for what in mended.iter().filter(|_| inspected.is_ok()) {
             info!("tenants' networks: mended: {what}");
         }
         let of_net = |(key, net): (&u32, &Net)| {
