@@ -60,7 +60,7 @@ impl Authority {
     /// hosts and UUID are those of `request`.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] if the file holds no signing request, or one
+    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] if the file holds no signing request, several, or one
     /// whose signature or key cannot be used; [`Error::Request`], [`Error::Crypto`].
     pub fn sign(
         &self,
@@ -79,19 +79,23 @@ impl Authority {
     }
 }
 
-/// Calls `take` with the first signing request of a PEM text, which has to be signed by its own key, and with
+/// Calls `take` with the only signing request of a PEM text, which has to be signed by its own key, and with
 /// that key.
 pub(crate) fn requested<T>(
     text: &[u8],
     take: impl FnOnce(&X509CertificationRequest<'_>, SubjectPublicKeyInfo) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let unfit = |why: &str| Fault::SigningRequest(why.to_owned());
-    let mut sections = pem::sections(text)?.into_iter();
-    let request = sections.find_map(|section| match section.content {
+    let sections = pem::sections(text)?.into_iter();
+    let mut requests = sections.filter_map(|section| match section.content {
         Content::Request(request) => Some(request),
         _ => None,
     });
-    let request = request.ok_or_else(|| unfit("there is no CERTIFICATE REQUEST"))?;
+    let request = match (requests.next(), requests.next()) {
+        (Some(request), None) => request,
+        (None, _) => return Err(unfit("there is no CERTIFICATE REQUEST")),
+        (Some(_), Some(_)) => return Err(unfit("there are several; each is signed from a file of its own")),
+    };
     let parsed = X509CertificationRequest::from_der(&request);
     let (_, parsed) = parsed.map_err(|e| unfit(&e.to_string()))?;
     let key = parsed.certification_request_info.subject_pki.raw;

@@ -553,7 +553,8 @@ fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial,
     })
 }
 
-/// The serial number of the first certificate in a file, which the authority must have issued.
+/// The serial number of the one certificate in a file that the authority has issued. Others may follow as its
+/// chain.
 fn serial_in_file(authority: &Authority, path: &Path) -> Result<Serial, Failure> {
     let refused = |fault: Fault| Failure::at(path, fault);
     let chain = load_certificates(path)?;
@@ -562,6 +563,17 @@ fn serial_in_file(authority: &Authority, path: &Path) -> Result<Serial, Failure>
         Fault::AuthorityAsPeer => Failure::at(path, "the authority's own certificate cannot be revoked"),
         fault => refused(fault),
     })?;
+    for further in &chain[1..] {
+        let further = CertificateInfo::from_der(further).map_err(refused)?;
+        if authority.check_issued(&further).is_ok() {
+            let serials = (Serial::from(&info), Serial::from(&further));
+            let why = format_args!(
+                "it has two certificates of this authority, with the serial numbers {} and {}; name them by these",
+                serials.0, serials.1
+            );
+            return Err(Failure::at(path, why));
+        }
+    }
     Ok(Serial::from(&info))
 }
 

@@ -271,6 +271,23 @@ fn a_certificate_is_revoked_and_a_fault_is_the_exit_code_even_if_the_output_is_c
 }
 
 #[test]
+fn no_certificate_in_a_file_that_is_revoked_is_overlooked() {
+    let directory = with_authority();
+    let at = directory.path();
+    for name in ["one", "other"] {
+        succeed(at, &format!("cert issue --dir pki --role agent --name {name}"));
+    }
+    let pem = |name: &str| fs::read_to_string(at.join(format!("pki/{name}.pem"))).unwrap();
+    fs::write(at.join("both.pem"), pem("one") + &pem("other")).unwrap();
+    let error = fail(at, "cert revoke --dir pki both.pem", 1);
+    assert!(error.contains("two certificates of this authority"), "{error}");
+    assert!(!at.join("pki/crl.pem").exists());
+    // The rest of its chain is no obstacle.
+    fs::write(at.join("chain.pem"), pem("one") + &pem("ca")).unwrap();
+    succeed(at, "cert revoke --dir pki chain.pem");
+}
+
+#[test]
 fn a_bound_certificate_has_a_uuid_of_its_own() {
     let directory = with_authority();
     let at = directory.path();
@@ -471,8 +488,10 @@ fn a_signed_request_has_the_role_of_the_authority_and_the_key_of_the_request() {
         "{}\n{end}\n-----END CERTIFICATE REQUEST-----\n",
         forged.join("\n")
     );
+    let both = csr.clone() + &other;
     for (text, reason) in [
         (forged.as_str(), "the signing request cannot be used"),
+        (both.as_str(), "there are several"),
         ("none", "not PEM"),
     ] {
         fs::write(at.join("bad.csr"), text).unwrap();
