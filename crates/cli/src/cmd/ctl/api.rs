@@ -14,6 +14,7 @@ use super::options::Options;
 use super::session::POLL;
 use crate::failure::Failure;
 use crate::input;
+use crate::output::note;
 use crate::signals::Stop;
 
 /// The longest answer, in bytes: the instances of the largest cluster.
@@ -74,6 +75,24 @@ impl<'a> Api<'a> {
             Ok(Err(refusal)) => Ok(Err(refusal.failure)),
             Ok(Ok(value)) => Ok(Ok(value)),
         }
+    }
+
+    /// Like [`try_get`](Self::try_get), but a state that the controller only remembers is no answer.
+    pub(super) fn try_present(&self, path: &str) -> Result<Result<Value, Failure>, Failure> {
+        // The health is asked first: a session may begin between the two answers.
+        match self.try_get("status")?.map(|status| outdated(&status)) {
+            Ok(None) => self.try_get(path),
+            Ok(Some(why)) => Ok(Err(Failure::new(why))),
+            Err(why) => Ok(Err(why)),
+        }
+    }
+
+    /// Says so on the standard error if the controller does not know the present state.
+    pub(super) fn note_outdated(&self) -> Result<(), Failure> {
+        if let Some(why) = outdated(&self.get("status")?) {
+            note(format_args!("ssntp: {why}: this is the last known state"));
+        }
+        Ok(())
     }
 
     /// Sends a request, and reads the JSON of its answer. Blocks for the connection and again for the
@@ -197,6 +216,16 @@ fn address(text: &str) -> Result<Address, String> {
 fn is_local(address: &Address) -> bool {
     // A client connects to this host if the host is empty.
     address.is_local() || matches!(address, Address::Tcp { host, .. } if host.is_empty())
+}
+
+/// The reason why what a controller says of its workloads is not their present state; `None` if it is.
+fn outdated(status: &Value) -> Option<String> {
+    let health = &status["health"];
+    match (&health["online"], &health["told"], health["store"].as_str()) {
+        (Value::Bool(false), ..) => Some("the controller is not connected to the scheduler".into()),
+        (_, Value::Bool(false), _) => Some("the controller has not heard of all nodes yet".into()),
+        (.., why) => Some(format!("the controller cannot write its database: {}", why?)),
+    }
 }
 
 fn refused(code: u16, value: &Value, body: &[u8]) -> Refusal {

@@ -34,7 +34,7 @@ pub(super) struct ApplyArgs {
     /// Without --timeout, the wait has no limit. Exit codes: 0 if all instances run and are healthy;
     /// 1 if the file is refused, a workload is removed, or the time limit passes first; 3 if a
     /// roll-out goes back, fails without an earlier version, or is replaced by another order; 4 if the
-    /// outcome is unknown, because the controller does not answer.
+    /// outcome is unknown, because the controller does not answer or is not connected.
     #[arg(long)]
     wait: bool,
 }
@@ -252,6 +252,7 @@ pub(super) fn diff(options: &Options, stop: &Stop, args: &FileArgs) -> Result<()
 
 pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), Failure> {
     let api = Api::new(&args.api, options, stop);
+    api.note_outdated()?;
     let Some(name) = &args.name else {
         return print_values(options.json, WORKLOADS, &rows(api.get("workloads")?));
     };
@@ -304,6 +305,7 @@ pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Res
         Some(order) => why.with_advice(format_args!("the order {order} was accepted")),
         None => why,
     })?;
+    api.note_outdated()?;
     print_either(options.json, &workload, shown(&args.workload, &workload))
 }
 

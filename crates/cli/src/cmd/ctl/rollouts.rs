@@ -51,7 +51,7 @@ pub(super) fn wait(api: &Api<'_>, options: &Options, stop: &Stop, applied: &[Val
         let mut waiting = Vec::new();
         let mut all = std::mem::take(&mut pending).into_iter();
         while let Some(mut one) = all.next() {
-            let workload = match api.try_get(&format!("workloads/{}", encode(&one.name)))? {
+            let workload = match api.try_present(&format!("workloads/{}", encode(&one.name)))? {
                 Ok(workload) => workload,
                 Err(why) => {
                     if lost.is_none() {

@@ -410,6 +410,29 @@ fn apply_can_wait_for_the_roll_out_and_instances_start_before_others_are_stopped
 }
 
 #[test]
+fn a_state_that_the_controller_only_remembers_is_told_as_such() {
+    let mut kept = Kept::new(1);
+    kept.apply(2, 1000);
+    kept.settles(2, 1000);
+    assert_eq!(kept.words(&words("ctl get")).stderr, "");
+    kept.cluster.kill_scheduler();
+    let is_told = |done: Done| match done.stderr.contains("this is the last known state") {
+        true => Ok(()),
+        false => Err(done.stderr),
+    };
+    kept.comes("the state is outdated", || is_told(kept.words(&words("ctl get"))));
+    is_told(kept.words(&words("ctl get web"))).unwrap();
+    is_told(kept.words(&words("ctl rollout web"))).unwrap();
+    let waited = kept.words(&words("ctl apply --wait --timeout 2 -f web.yaml"));
+    assert_eq!(waited.code, Some(4), "{waited:?}");
+    assert!(
+        waited
+            .stdout
+            .contains("web has an unknown outcome: the controller is not connected")
+    );
+}
+
+#[test]
 fn an_instance_that_fails_leaves_its_last_lines_and_its_logs_are_found_by_name() {
     let kept = Kept::new(1);
     let text = "name: web\nstart: {command: [sh, -c, \"echo one; echo two >&2; echo 'FATAL: three' >&2; exit 7\"]}\n\
