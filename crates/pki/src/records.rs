@@ -201,9 +201,9 @@ impl EnrolmentRecords {
         Some(added.count())
     }
 
-    /// Keeps the certificates revoked that were so before.
-    pub fn keep_revoked(&mut self, before: &Self) {
-        let revoked = before.revoked.iter();
+    /// Keeps the certificates revoked that were so before, and have not ended at `now`.
+    pub fn keep_revoked(&mut self, before: &Self, now: u64) {
+        let revoked = before.revoked.iter().filter(|(_, ends)| **ends > now);
         self.revoked
             .extend(revoked.map(|(serial, ends)| (serial.clone(), *ends)));
     }
@@ -473,7 +473,7 @@ mod tests {
         assert_eq!(desk.records.revoke(joined.uuid), Some(1));
         let why = refusal(desk.renew(&shown(&joined), &key()));
         assert!(why.contains("revoked"), "{why}");
-        restored.keep_revoked(&desk.records);
+        restored.keep_revoked(&desk.records, 0);
         assert!(restored.revoked().eq([joined.serial.as_str()]));
     }
 

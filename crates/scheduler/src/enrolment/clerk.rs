@@ -1,9 +1,9 @@
 //! The commands of operators about tokens and certificates, carried out on a thread of their own, because
-//! a change blocks while it is stored.
+//! a change blocks while it is stored. The thread also stores records again that the engine has lost.
 
 use std::io;
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Sender, bounded, select};
 use log::info;
 
 use super::store::{Enrolments, NotDone, not, now};
@@ -38,7 +38,15 @@ impl Clerk {
         let (server, servers) = bounded::<ServerHandle>(1);
         let run = move || {
             let Ok(server) = servers.recv() else { return };
-            for (from, frame) in given {
+            loop {
+                let command = select! {
+                    recv(given) -> command => command,
+                    recv(records.unwritten()) -> _ => {
+                        records.write_again();
+                        continue;
+                    }
+                };
+                let Ok((from, frame)) = command else { return };
                 let desk = Desk {
                     records: &records,
                     joins: server.joins(),

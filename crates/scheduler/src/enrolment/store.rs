@@ -60,6 +60,8 @@ struct Parts {
     awaiting: AtomicUsize,
     /// Has a message when the revoked certificates may have changed.
     revoked: OneMessage,
+    /// Has a message when the engine has lost records that are known here.
+    unwritten: OneMessage,
     /// True if the lost nodes are as they were when they were taken last.
     has_taken_lost: AtomicBool,
     /// The commands of operators by action and result.
@@ -77,6 +79,15 @@ impl Default for OneMessage {
     }
 }
 
+impl OneMessage {
+    fn tell_if(&self, is_news: bool) {
+        if is_news {
+            // One message is enough for all changes.
+            let _ = self.0.try_send(());
+        }
+    }
+}
+
 /// The records, and the revision of the document that has them.
 #[derive(Debug, Default)]
 struct Kept {
@@ -86,6 +97,8 @@ struct Kept {
     is_shown: bool,
     /// True until the engine's document was read, or found to be missing: nobody knows what is revoked.
     is_unknown: bool,
+    /// True if the engine's document lacks some of the records, because the engine was emptied or restored.
+    is_unwritten: bool,
     /// A revision of the document that cannot be read, and the reason. The records are those of an earlier one, if
     /// there was any.
     unreadable: Option<(Option<u64>, String)>,
@@ -176,6 +189,20 @@ impl Enrolments {
         self.0.revoked.1.clone()
     }
 
+    /// Has a message when the engine has lost records: call [`write_again`](Self::write_again) then.
+    pub(super) fn unwritten(&self) -> &Receiver<()> {
+        &self.0.unwritten.1
+    }
+
+    /// Stores records that the engine has lost, so that a scheduler that starts later knows them, too. Blocks while
+    /// they are stored.
+    pub(super) fn write_again(&self) {
+        if let Err(NotDone(reason, why)) = self.change(|_| Ok(())) {
+            warn!(target: "ssntp::scheduler",
+                "tokens and certificates that the engine has lost are not stored again yet: {reason}: {why}");
+        }
+    }
+
     /// The reason why it is not known which certificates are revoked, so that no node may connect. `None` if it is
     /// known.
     pub fn unknown(&self) -> Option<String> {
@@ -249,11 +276,21 @@ impl Enrolments {
         }
         if revision == kept.revision {
             (kept.is_shown, kept.is_unknown, kept.unreadable) = (true, false, None);
+            self.0.unwritten.tell_if(kept.is_unwritten);
             return;
         }
         drop(kept);
         match document.map_or(Ok(EnrolmentRecords::default()), |document| read(&document.text)) {
-            Ok(records) => self.set(records, revision, true),
+            Ok(stored) => {
+                let known = self.records();
+                let mut records = EnrolmentRecords::clone(if document.is_some() { &stored } else { &known });
+                // Also a document that was restored gives nobody a revoked certificate back.
+                records.keep_revoked(&known, now());
+                let is_unwritten = records != stored;
+                self.set(records, revision, true);
+                locked(&self.0.kept).is_unwritten = is_unwritten;
+                self.0.unwritten.tell_if(is_unwritten);
+            }
             Err(why) => {
                 let why = format!("the engine's document {ENROLMENT} cannot be read: {why}");
                 let mut kept = locked(&self.0.kept);
@@ -268,10 +305,8 @@ impl Enrolments {
         }
     }
 
-    fn set(&self, mut records: EnrolmentRecords, revision: Option<u64>, is_shown: bool) {
+    fn set(&self, records: EnrolmentRecords, revision: Option<u64>, is_shown: bool) {
         let mut kept = locked(&self.0.kept);
-        // Also a document that was lost or restored gives nobody a revoked certificate back.
-        records.keep_revoked(&kept.records);
         let is_same = kept.records.revoked().eq(records.revoked());
         *kept = Kept {
             records: Arc::new(records),
@@ -281,10 +316,7 @@ impl Enrolments {
         };
         // A node that joins again is not lost any more.
         self.0.has_taken_lost.store(false, Ordering::Release);
-        if !is_same {
-            // One message is enough for all changes.
-            let _ = self.0.revoked.0.try_send(());
-        }
+        self.0.revoked.tell_if(!is_same);
         self.0.is_newer.notify_all();
     }
 
@@ -318,13 +350,13 @@ impl Enrolments {
         Some(ChangeGuard(end))
     }
 
-    /// The records to change and their revision, or the reason why nothing can be changed now.
-    fn changeable(&self) -> Result<(Arc<EnrolmentRecords>, Option<u64>), NotDone> {
+    /// The records to change, their revision, and whether the engine has lost some; or the reason why nothing can be changed now.
+    fn changeable(&self) -> Result<(Arc<EnrolmentRecords>, Option<u64>, bool), NotDone> {
         let kept = locked(&self.0.kept);
         match &kept.unreadable {
             Some((_, why)) => Err(not_stored(why)),
             None if kept.is_unknown => Err(not(EnrolmentRefusal::Busy, "the engine was not read yet")),
-            None => Ok((Arc::clone(&kept.records), kept.revision)),
+            None => Ok((Arc::clone(&kept.records), kept.revision, kept.is_unwritten)),
         }
     }
 
@@ -338,11 +370,11 @@ impl Enrolments {
             .begin_change()
             .ok_or_else(|| not(EnrolmentRefusal::Busy, "other changes take too long"))?;
         for _ in 0..ATTEMPTS {
-            let (before, revision) = self.changeable()?;
+            let (before, revision, is_unwritten) = self.changeable()?;
             let mut records = EnrolmentRecords::clone(&before);
             records.forget_ended(now());
             let changed = change(&mut records)?;
-            if records == *before {
+            if records == *before && !is_unwritten {
                 return Ok(changed);
             }
             if let Some(revision) = self.store(&records, revision)? {

@@ -276,6 +276,31 @@ fn an_engine_that_lost_its_document_is_written_again_and_revoked_certificates_st
 }
 
 #[test]
+fn records_that_an_engine_lost_are_known_to_a_scheduler_that_starts_later() {
+    let (engine, site) = (MemoryEngine::new(), Site::new());
+    let (records, membership) = one_of_several(&engine, 1);
+    let (token, unused) = (site.add(&records, 2), site.add(&records, 1));
+    let [first, second] = [(); 2].map(|()| site.join(&records, &token, &Key::new()).unwrap());
+    let revoke = |node: Uuid| {
+        let revoke = |records: &mut EnrolmentRecords| Ok::<_, NotDone>(records.revoke(node));
+        records.change(revoke).unwrap()
+    };
+    assert_eq!(revoke(first.uuid), Some(1));
+    engine.lose();
+    records.unwritten().recv_timeout(Duration::from_secs(60)).unwrap();
+    records.write_again();
+    // A node that joined before can still be revoked.
+    assert_eq!(revoke(second.uuid), Some(1));
+    drop(membership);
+    let (later, _membership) = one_of_several(&engine, 2);
+    wait_for(|| match later.records().revoked().count() {
+        2 => Ok(()),
+        count => Err(count),
+    });
+    assert!(later.records().has_token(unused.id()));
+}
+
+#[test]
 fn nothing_is_changed_before_the_document_was_read_or_while_it_cannot_be() {
     let (site, records, shared) = (Site::new(), Enrolments::default(), Arc::new(Shared::default()));
     let token = site.add(&records, 1);
@@ -308,9 +333,9 @@ fn nothing_is_changed_before_the_document_was_read_or_while_it_cannot_be() {
     assert!(records.fault().unwrap().contains("nobody joins"));
     let refused = site.join(&records, &token, &Key::new());
     assert_eq!(refused, Err(JoinRefusal::Unavailable));
-    // An operator deletes it.
+    // An operator deletes it: what was read before is to be written again.
     view(None);
-    assert!(change().is_ok());
+    assert!(reason(change()).1.contains("has not joined yet"));
     assert_eq!([records.unknown(), records.fault()], [None, None]);
 }
 
