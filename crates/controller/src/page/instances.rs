@@ -80,7 +80,8 @@ impl<'a> InstanceRow<'a> {
         let Some(seen) = self.seen else {
             return match self.kept.map(|kept| kept.state) {
                 Some(Kept::Starting) => Badge(Grade::Wait, Kept::Starting.word()),
-                Some(Kept::Failed) => Badge(Grade::Bad, Kept::Failed.word()),
+                Some(Kept::Failed) if is_wanted => Badge(Grade::Bad, Kept::Failed.word()),
+                Some(Kept::Failed) => Badge(Grade::Past, Kept::Failed.word()),
                 Some(Kept::Running | Kept::Lost) => Badge(Grade::Past, Kept::Lost.word()),
                 Some(Kept::Done) => Badge(Grade::Past, Kept::Done.word()),
                 None => Badge(Grade::Past, "gone"),

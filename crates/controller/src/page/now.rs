@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::html::{Html, Show, html};
+use super::instances::InstanceRow;
 use super::params::encode;
 use super::scene::{Made, Scene};
 use super::words::{Badge, Bytes, Grade};
@@ -275,7 +276,10 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
 fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let all = instances::all(scene);
     for (word, words) in INSTANCES {
-        let found: Vec<_> = all.iter().filter(|instance| instance.state().1 == word).collect();
+        // A failed instance that is not wanted only stays for its output.
+        let is_found =
+            |instance: &&InstanceRow<'_>| matches!(instance.state(), Badge(Grade::Bad, its) if its == word);
+        let found: Vec<_> = all.iter().filter(is_found).collect();
         let named = found.iter().map(|instance| shown(&instance.link())).collect();
         let verb = if word == "failed" { "logs" } else { "describe" };
         let first = found

@@ -218,6 +218,31 @@ fn the_last_lines_of_a_failed_instance_are_for_readers_of_output() {
 }
 
 #[test]
+fn an_instance_that_stays_for_its_output_is_no_problem() {
+    let source = made_up::cluster(3, 2);
+    let instance = instance_uuid(0);
+    let mut stats = ssntp_payload::Stats {
+        node_uuid: node_uuid(0).into(),
+        ..ssntp_payload::Stats::default()
+    };
+    stats.instances.push(ssntp_payload::InstanceStats {
+        instance_uuid: instance.into(),
+        state: ssntp_payload::InstanceState::Exited,
+        exit_code: 1,
+        ..ssntp_payload::InstanceStats::default()
+    });
+    source.see(&ssntp::proto::Frame::of(&stats));
+    for is_wanted in [true, false] {
+        source.change(|kept| {
+            let kept = kept.state.instances.get_mut(&instance).unwrap();
+            std::sync::Arc::make_mut(kept).wanted = is_wanted;
+        });
+        let page = shown(&source, "/", "");
+        assert_eq!(page.contains("1 wanted instance has failed"), is_wanted, "{page}");
+    }
+}
+
+#[test]
 fn states_of_gone_objects_are_shown_in_the_past_tense() {
     let source = made_up::cluster(30, 4);
     let gone_page = shown(&source, &format!("/nodes/{}", node_uuid(2)), "");
