@@ -507,18 +507,33 @@ impl Decider<'_, '_> {
                 touched.rollout.failures = 0;
             }
         }
-        let is_missing =
-            |status: &&SlotStatus<'_>| matches!(status, SlotStatus::Running(_) | SlotStatus::Empty);
-        let runs = |status: &&SlotStatus<'_>| !is_missing(status) && !matches!(status, SlotStatus::Stuck(_));
+        let is_stuck = |status: &&SlotStatus<'_>| matches!(status, SlotStatus::Stuck(_));
+        let is_missing = |status: &&SlotStatus<'_>| {
+            matches!(
+                status,
+                SlotStatus::Running(_) | SlotStatus::Empty | SlotStatus::Stuck(_)
+            )
+        };
         // Each instance of the surge makes up for one that is missing.
-        let limit = workload.spec.update.max_unavailable as usize + of_surge.iter().filter(runs).count();
+        let runs = of_surge.iter().filter(|status| !is_missing(status)).count();
+        let limit = workload.spec.update.max_unavailable as usize + runs;
+        // Slots that hang do not block the others: one more of these may always be missing beside them.
+        let stuck = of_count.iter().filter(is_stuck).count();
+        let beside = if stuck > 0 { limit.max(stuck + 1) } else { limit };
+        let limit_of = |slot| {
+            if slot <= workload.spec.count {
+                beside
+            } else {
+                limit
+            }
+        };
         let mut missing = of_count.iter().filter(is_missing).count();
         let waiting = self.waiting(workload, of_count);
         let mut unhealthy: Vec<_> = statuses.iter().filter_map(SlotStatus::unhealthy).collect();
         // The instances of a slot that failed less often come first.
         unhealthy.sort_by_key(|instance| instance.attempt);
         for instance in unhealthy {
-            if missing < limit {
+            if missing < limit_of(instance.slot) {
                 missing += 1;
                 let why = format!("it is unhealthy: {}", self.unhealthy_because(instance));
                 self.replace(instance, &why);
@@ -536,7 +551,7 @@ impl Decider<'_, '_> {
             {
                 self.not_needed(instance);
             }
-            let Some(instance) = status.available().filter(|_| missing < limit) else {
+            let Some(instance) = status.available().filter(|_| missing < limit_of(slot)) else {
                 continue;
             };
             if is_surplus {

@@ -89,6 +89,21 @@ fn an_instance_is_stopped_only_once_another_one_is_healthy() {
 }
 
 #[test]
+fn an_instance_of_the_surge_stays_while_the_one_that_it_makes_up_for_does_not_end() {
+    let mut bench = Bench::surging(1);
+    bench.apply(spec(1, "b"));
+    bench.settle();
+    bench.wait(20);
+    bench.obeys = false;
+    assert!(matches!(bench.settle()[..], [Command::Delete { .. }]));
+    for _ in 0..5 {
+        bench.wait(60);
+        bench.settle();
+        assert_eq!(bench.slots(), [(2, 2)]);
+    }
+}
+
+#[test]
 fn surge_and_max_unavailable_add_up() {
     let mut both = spec(4, "a");
     both["update"] = serde_json::json!({"max_unavailable": 1, "surge": 2});

@@ -18,7 +18,7 @@
 //! | rest | at each time the reconciler runs out of actions after some steps |
 //! | once | while no node and no scheduler fails, no slot ever has two instances that run, however often the controller is killed |
 //! | desired | once faults end, exactly the wanted instances run, with the right version, and stay |
-//! | available | the controller removes a running instance, also one of the surge, only while at least the count less `max_unavailable` of the others run |
+//! | available | the controller removes a running instance, also one of the surge, only while at least the count less `max_unavailable` of the others run; beside slots that hang, one more of the count may be missing |
 //! | surge | no slot beyond the count and the surge is filled, and none beyond the count while nothing is to be replaced |
 //! | emptied | once faults end, no instance runs on a node in maintenance |
 //! | back | a version that fails is rolled back to the last good one |

@@ -40,6 +40,9 @@ pub(crate) struct Faults {
     pub(crate) clock: bool,
 }
 
+/// The time in milliseconds after which an instance that does not end counts as one that hangs.
+const STUCK: u64 = 60_000;
+
 pub(crate) struct World {
     pub(crate) random: Random,
     faults: Faults,
@@ -57,6 +60,8 @@ pub(crate) struct World {
     online_at: Option<u64>,
     sent: VecDeque<Command>,
     written: BTreeSet<Uuid>,
+    /// The time at which an instance was no longer wanted.
+    unwanted_at: BTreeMap<Uuid, u64>,
     /// The versions of each workload that were healthy to the end of a roll-out.
     good: BTreeSet<(String, u64)>,
     /// The slots of each paused workload that had the new version when it was paused.
@@ -86,6 +91,7 @@ impl World {
             online_at: Some(0),
             sent: VecDeque::new(),
             written: BTreeSet::new(),
+            unwanted_at: BTreeMap::new(),
             good: BTreeSet::new(),
             paused: BTreeMap::new(),
             uuids: 0,
@@ -237,6 +243,9 @@ impl World {
                 Write::Instance(instance) => {
                     self.check_available(instance);
                     self.written.insert(instance.uuid);
+                    if !instance.wanted {
+                        self.unwanted_at.entry(instance.uuid).or_insert(self.now);
+                    }
                 }
                 Write::Workload(workload) => self.check_rollout(workload),
                 Write::WorkloadGone(name) => self.good.retain(|(of, _)| of != name),
@@ -246,13 +255,19 @@ impl World {
         }
     }
 
-    /// The controller removes a running instance only while enough others run.
+    /// The controller removes a running instance only while enough others run. One of the count may also be
+    /// missing beside slots that hang.
     fn check_available(&self, instance: &Instance) {
-        let runs = |instance: &Instance| {
+        let is_alive = |instance: &Instance| {
             let seen = self.seen.instances.get(&instance.uuid);
-            let is_alive =
-                seen.is_some_and(|seen| seen.ended.is_none() && self.seen.nodes.contains(&seen.node));
-            instance.wanted && instance.state == InstanceState::Running && is_alive
+            seen.is_some_and(|seen| seen.ended.is_none() && self.seen.nodes.contains(&seen.node))
+        };
+        let runs = |instance: &Instance| {
+            instance.wanted && instance.state == InstanceState::Running && is_alive(instance)
+        };
+        let hangs = |instance: &Instance| {
+            let since = self.unwanted_at.get(&instance.uuid);
+            !instance.wanted && is_alive(instance) && since.is_some_and(|since| since + STUCK <= self.now)
         };
         let before = self.disk.instances.get(&instance.uuid);
         let workload = self.disk.workloads.get(&instance.workload);
@@ -262,15 +277,22 @@ impl World {
         }) else {
             return;
         };
-        let others = self
-            .disk
-            .instances
-            .values()
-            .filter(|other| other.workload == workload.name && other.slot <= workload.spec.slots())
-            .filter(|other| other.uuid != instance.uuid && runs(other))
+        let all = self.disk.instances.values();
+        let of_workload: Vec<_> = all.filter(|other| other.workload == workload.name).collect();
+        let others = of_workload
+            .iter()
+            .filter(|other| other.slot <= workload.spec.slots() && other.uuid != instance.uuid && runs(other))
             .count();
+        let of_count = of_workload
+            .iter()
+            .filter(|other| other.slot <= workload.spec.count && hangs(other));
+        let hanging = of_count.map(|other| other.slot).collect::<BTreeSet<_>>().len();
+        let mut allowed = workload.spec.update.max_unavailable as usize;
+        if hanging > 0 && instance.slot <= workload.spec.count {
+            allowed = allowed.max(hanging + 1);
+        }
         assert!(
-            others + workload.spec.update.max_unavailable as usize >= workload.spec.count as usize,
+            others + allowed >= workload.spec.count as usize,
             "{} is removed, and only {others} of {} others run",
             instance.uuid,
             workload.name
