@@ -354,7 +354,7 @@ mod tests {
         }
         // A store that was restored has the token again.
         let revoked = std::mem::replace(&mut desk.records, before);
-        desk.records.keep_revoked(&revoked);
+        desk.records.keep_revoked(&revoked, 0);
         assert_eq!(desk.join(&one), Err(JoinRefusal::Used));
         assert!(desk.join(&other).is_ok());
     }
