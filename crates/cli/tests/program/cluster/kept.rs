@@ -416,9 +416,12 @@ fn a_state_that_the_controller_only_remembers_is_told_as_such() {
     kept.settles(2, 1000);
     assert_eq!(kept.words(&words("ctl get")).stderr, "");
     kept.cluster.kill_scheduler();
-    let is_told = |done: Done| match done.stderr.contains("this is the last known state") {
-        true => Ok(()),
-        false => Err(done.stderr),
+    let is_told = |done: Done| {
+        if done.stderr.contains("this is the last known state") {
+            Ok(())
+        } else {
+            Err(done.stderr)
+        }
     };
     kept.comes("the state is outdated", || is_told(kept.words(&words("ctl get"))));
     is_told(kept.words(&words("ctl get web"))).unwrap();
