@@ -350,7 +350,8 @@ impl Enrolments {
         Some(ChangeGuard(end))
     }
 
-    /// The records to change, their revision, and whether the engine has lost some; or the reason why nothing can be changed now.
+    /// The records to change, their revision, and whether the engine has lost some; or the reason why nothing can be
+    /// changed now.
     fn changeable(&self) -> Result<(Arc<EnrolmentRecords>, Option<u64>, bool), NotDone> {
         let kept = locked(&self.0.kept);
         match &kept.unreadable {

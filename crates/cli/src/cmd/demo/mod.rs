@@ -144,7 +144,7 @@ impl Demo {
         self.show(steps::BEGIN)?;
         self.show_agents(args.agents)?;
         self.show(steps::CLUSTER)?;
-        // What it needs is seen by a trial.
+        // A trial has set this value if the host has all that networks of tenants need.
         if self.values.contains_key("{ping}") {
             self.show(steps::NETWORKS)?;
         } else {
