@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::error::ClientError;
 #[cfg(feature = "issue")]
-use super::join::NodeFiles;
+use super::node_files::NodeFiles;
 use super::uuid_file::{self, Claimed};
 use crate::proto::{DEFAULT_MAX_PAYLOAD, DEFAULT_PORT, Operands};
 use ssntp_pki::{Host, Identity, Role, Trust};

@@ -13,7 +13,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::slice;
 use std::time::{Duration, Instant};
 
@@ -26,20 +26,21 @@ use super::config::ClientConfig;
 use super::error::ClientError;
 use super::event::LOG;
 use super::handle::ClientHandle;
+use super::node_files::{NodeFiles, key_at, write};
 use crate::jitter::random_share;
 use crate::join::{JoinAnswer, MAX_ANSWER, message, receive};
 use crate::proto::{Command, Frame};
 use crate::request::RequestError;
 use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::{
-    CertificateInfo, Error, Fault, Identity, JoinRefusal, JoinToken, Role, ServerCheck, Trust, node_key,
+    CertificateInfo, Error, Fault, Identity, JoinRefusal, JoinToken, Role, ServerCheck, Trust,
     signing_request,
 };
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
-    BufferPool, Cancel, Outgoing, Target, TcpOptions, after, deadline, excerpt, left, now, replace_with_mode,
-    setters, wall_clock,
+    BufferPool, Cancel, Outgoing, Target, TcpOptions, after, deadline, excerpt, left, now, setters,
+    wall_clock,
 };
 
 /// The longest time for one connection with which a node joins.
@@ -55,48 +56,7 @@ const ATTEMPTS: u32 = 10;
 /// The time that a server has to answer a RenewCertificate.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// The directory with the files of a node that has joined: `node.pem` with its certificate and key, and `ca.pem` with
-/// its authority. Only their owner may read them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeFiles(PathBuf);
-
 impl NodeFiles {
-    /// The files in this directory, which need not exist yet.
-    pub fn new(directory: impl Into<PathBuf>) -> Self {
-        Self(directory.into())
-    }
-
-    /// The file for [`Identity::load`].
-    pub fn certificate(&self) -> PathBuf {
-        self.0.join("node.pem")
-    }
-
-    /// The file for [`Trust::load`].
-    pub fn authority(&self) -> PathBuf {
-        self.0.join("ca.pem")
-    }
-
-    /// The key of a join that is not complete.
-    fn pending_key(&self) -> PathBuf {
-        self.0.join("join.key")
-    }
-
-    /// The new key of a renewal that is not complete.
-    fn renewal_key(&self) -> PathBuf {
-        self.0.join("renew.key")
-    }
-
-    /// Loads identity and trust. Blocks on the disk.
-    ///
-    /// # Errors
-    /// As [`Identity::load`] and [`Trust::load`]. With [`Fault::Expired`] the node needs a new token.
-    pub fn load(&self) -> Result<(Identity, Trust), Error> {
-        Ok((
-            Identity::load(self.certificate())?,
-            Trust::load(self.authority())?,
-        ))
-    }
-
     /// The configuration of a client with these files, which [renews](ClientConfig::renewed_in) its certificate.
     ///
     /// # Errors
@@ -416,31 +376,6 @@ impl JoinError {
     }
 }
 
-/// The key of an earlier attempt in this file, or a new one, which is on the disk when this returns.
-fn key_at(path: &Path) -> Result<String, Error> {
-    match fs::read_to_string(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let key = node_key()?;
-            write(path, &key)?;
-            Ok(key)
-        }
-        read => read.map_err(|source| Error::Read {
-            path: path.to_owned(),
-            source,
-        }),
-    }
-}
-
-/// Writes a file that only its owner may read, in one step, and its directory.
-fn write(path: &Path, text: &str) -> Result<(), Error> {
-    let written = path.parent().map_or(Ok(()), fs::create_dir_all);
-    let written = written.and_then(|()| replace_with_mode(path, text.as_bytes(), Some(0o600)));
-    written.map_err(|source| Error::Write {
-        path: path.to_owned(),
-        source,
-    })
-}
-
 /// Renews the certificate of a client until the client ends, on a thread of its own.
 pub(super) fn renew_until_closed(client: &ClientHandle, files: &NodeFiles) {
     let ended = client.state().cancel.done().clone();
@@ -499,7 +434,7 @@ fn due_in(certificate: &CertificateInfo, share: f64) -> Duration {
 mod tests {
     use std::sync::{Arc, OnceLock};
 
-    use ssntp_pki::{CertificateRequest, Enrolled, EnrolmentRecords};
+    use ssntp_pki::{CertificateRequest, Enrolled, EnrolmentRecords, node_key};
 
     use super::*;
     use crate::Server;

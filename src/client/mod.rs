@@ -85,7 +85,8 @@
 //! | `credentials` | identity and trust of handshakes, and when a renewed client reconnects |
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
 //! | `session` | handles the frames that the reader of a session receives |
-//! | `join` | `Join`, `NodeFiles`: joining with a token, and the renewal of the certificate (feature `issue`) |
+//! | `join` | `Join`: joining with a token, and the renewal of the certificate (feature `issue`) |
+//! | `node_files` | `NodeFiles`: the files of a node that has joined (feature `issue`) |
 //! | `core` | all decisions: rounds of attempts, back-off, the end of a session, the end |
 //! | `client_thread` | the thread that carries the decisions out |
 //! | `time` | the time of a step |
@@ -104,6 +105,8 @@ mod handle;
 mod inbound;
 #[cfg(feature = "issue")]
 mod join;
+#[cfg(feature = "issue")]
+mod node_files;
 mod session;
 #[cfg(test)]
 #[cfg(feature = "issue")]
@@ -126,7 +129,9 @@ pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::figures::ClientFigures;
 pub use self::handle::ClientHandle;
 #[cfg(feature = "issue")]
-pub use self::join::{Join, JoinError, NodeFiles};
+pub use self::join::{Join, JoinError};
+#[cfg(feature = "issue")]
+pub use self::node_files::NodeFiles;
 use crate::proto::Frame;
 use ssntp_transport::{deadline, locked, remaining, threads};
 
