@@ -287,8 +287,10 @@ impl Scheduler {
 
     /// A session has begun, of this server or of another one.
     fn add_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        // A term that has just begun includes the session already.
-        if self.term.as_ref().is_some_and(|term| term.is_current(session)) {
+        // A term that has just begun includes the session already, and another session of the client may outrank it.
+        let directory = cx.directory();
+        let counts = directory.session(session.uuid()).unwrap_or(session);
+        if self.term.as_ref().is_some_and(|term| term.is_current(counts)) {
             return;
         }
         self.enter_session(cx, session);
@@ -316,9 +318,14 @@ impl Scheduler {
 
     /// A session has ended, of this server or of another one.
     fn remove_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
-        // If this is not its current session, the client has a newer one already.
+        // If this is not its current session, another one of the client counts.
         if self.term.as_mut().is_none_or(|term| term.remove_session(session)) {
             self.session_ended(cx, session, reason);
+            // The session of another server that was outranked until now.
+            let next = cx.directory().session(session.uuid()).cloned();
+            if let Some(next) = next.filter(|next| next.server() != cx.uuid()) {
+                self.add_session(cx, &next);
+            }
             self.finish(cx);
         }
     }

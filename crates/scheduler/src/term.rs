@@ -47,8 +47,8 @@ pub(super) struct Term {
     leader: Option<(Uuid, u64)>,
     /// By instance, the intents that the leader has sent.
     intents: HashMap<Uuid, Intent>,
-    /// The leader's table of the current session of each client of all schedulers. A client that
-    /// moves from one server to another may have two sessions for a moment; only the newer counts.
+    /// The leader's table of the current session of each client of all schedulers. A client that moves from one server
+    /// to another may have two sessions for a while; only the one counts that the directory has.
     sessions: HashMap<Uuid, SessionInfo>,
     /// The schedulers that have not yet sent the last reports of all their clients.
     unsynced: HashSet<Uuid>,
@@ -222,7 +222,7 @@ impl Term {
         before.filter(|before| before.key() != session.key())
     }
 
-    /// Removes a session that has ended; false if the client has a newer one already.
+    /// Removes a session that has ended; false if another one of the client counts.
     pub(super) fn remove_session(&mut self, session: &SessionInfo) -> bool {
         let is_current = self.is_current(session);
         if is_current {

@@ -20,7 +20,7 @@ use ssntp_scheduler::{Enrolments, JoinError, JoinedScheduler, Scheduler, Schedul
 use ssntp_test_support::LIMIT;
 use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::wait::wait_for;
-use ssntp_transport::{BufferPool, Outgoing};
+use ssntp_transport::{BufferPool, Halves, Outgoing};
 use uuid::Uuid;
 
 use super::client::{self, Client};
@@ -672,63 +672,90 @@ fn link_frame(operand: u8, fields: &[&[u8]]) -> Outgoing {
     Outgoing::whole([&[0, 1, 0x4c, operand], &length[..], &fields].concat().into(), 1)
 }
 
+/// The link of another scheduler, whose first sessions are of these nodes. Each is its session 1, of the lowest rank.
+fn link(one: &One, nodes: &[Uuid]) -> Halves {
+    let stream = one.listener.connect(Default::default(), Default::default());
+    let connector = ssntp_test_support::trust().connector(&client::identity(Role::SCHEDULER));
+    let connector = connector.unwrap().protocol(b"ssntp-link/1");
+    let end = Instant::now() + LIMIT;
+    let secured = connector.connect(Arc::new(stream.unwrap()), "localhost", &BufferPool::new(), end);
+    let mut halves = secured.unwrap().halves;
+    let (server, roles) = (Uuid::from_u128(5), Role::SCHEDULER.bits().to_be_bytes());
+    let longest = ssntp::proto::DEFAULT_MAX_PAYLOAD.to_be_bytes();
+    let hello: [&[u8]; 7] = [
+        &[0, 1],
+        server.as_bytes(),
+        &SESSION,
+        &roles,
+        &[0; 8],
+        &longest,
+        &[0, 0],
+    ];
+    let agent = Role::AGENT.bits().to_be_bytes();
+    let row = |node: &Uuid| [node.as_bytes(), &SESSION[..], &[0; 16], &agent, &[0, 0, 0]].concat();
+    let rows: Vec<_> = nodes.iter().flat_map(row).collect();
+    let frames = [link_frame(0, &hello), link_frame(1, &[&[0; 8], &[1], &rows])];
+    halves.transmit.transmit(&frames).unwrap();
+    halves
+}
+
+/// The number of each session of another server.
+const SESSION: [u8; 8] = 1_u64.to_be_bytes();
+
+/// A frame of a session of another server, for the leader.
+fn passed(node: Uuid, frame: &Frame) -> Outgoing {
+    link_frame(4, &[&[0; 8], &SESSION, node.as_bytes(), &[0, 2], &frame.encode()])
+}
+
+/// The servers agree that the session of the higher rank stays, whichever is reported last.
+#[test]
+fn a_session_that_is_outranked_counts_only_once_the_other_one_has_ended() {
+    let (_engine, all) = several(1);
+    let mut controller = all[0].connect(Role::CONTROLLER);
+    let mut node = all[0].connect(Role::AGENT);
+    let mut next = |kind: FrameKind| {
+        let kinds = [Event::NODE_CONNECTED, Event::NODE_DISCONNECTED].map(FrameKind::from);
+        let is_of_nodes = |kind| kinds.contains(&kind) || kind == Command::STATS;
+        let frame = loop {
+            let frame = controller.recv_any();
+            if is_of_nodes(frame.kind()) {
+                break frame;
+            }
+        };
+        assert_eq!(frame.kind(), kind, "{frame:?}");
+        frame
+    };
+    next(Event::NODE_CONNECTED.into());
+    // The node had moved here while the other server was cut off, which still lists its former session.
+    let (uuid, other) = (node.uuid, Uuid::from_u128(6));
+    let mut halves = link(&all[0], &[uuid, other]);
+    let event = next(Event::NODE_CONNECTED.into());
+    assert_eq!(event.payload::<NodeConnected>().unwrap().node_uuid, other);
+    node.send_payload(&stats(uuid, &[]));
+    next(Command::STATS.into());
+    drop(node);
+    next(Event::NODE_DISCONNECTED.into());
+    next(Event::NODE_CONNECTED.into());
+    let frame = passed(uuid, &Frame::of(&stats(uuid, &[])));
+    halves.transmit.transmit(&[frame]).unwrap();
+    next(Command::STATS.into());
+}
+
 #[test]
 fn an_intent_is_sent_before_its_start() {
     let (_engine, all) = several(1);
     let mut controller = all[0].connect(Role::CONTROLLER);
-    let stream = all[0]
-        .listener
-        .connect(Default::default(), Default::default())
-        .unwrap();
-    let connector = ssntp_test_support::trust().connector(&client::identity(Role::SCHEDULER));
-    let connector = connector.unwrap().protocol(b"ssntp-link/1");
-    let end = Instant::now() + LIMIT;
-    let secured = connector.connect(Arc::new(stream), "localhost", &BufferPool::new(), end);
-    let mut halves = secured.unwrap().halves;
     // Another scheduler with one node, which is ready.
-    let (server, node, zero) = (Uuid::from_u128(5), Uuid::from_u128(6), [0; 8]);
-    let (roles, agent) = (
-        Role::SCHEDULER.bits().to_be_bytes(),
-        Role::AGENT.bits().to_be_bytes(),
-    );
-    let longest = ssntp::proto::DEFAULT_MAX_PAYLOAD.to_be_bytes();
-    let session = 1u64.to_be_bytes();
-    let ready = Frame::of(&ready(node, 1000)).encode();
-    let expected_frames = [
-        link_frame(
-            0,
-            &[
-                &[0, 1],
-                server.as_bytes(),
-                &session,
-                &roles,
-                &zero,
-                &longest,
-                &[0, 0],
-            ],
-        ),
-        link_frame(
-            1,
-            &[
-                &zero,
-                &[1],
-                node.as_bytes(),
-                &session,
-                &zero,
-                &zero,
-                &agent,
-                &[0, 0, 0],
-            ],
-        ),
-        link_frame(4, &[&zero, &session, node.as_bytes(), &[0, 2], &ready]),
-    ];
-    halves.transmit.transmit(&expected_frames).unwrap();
+    let node = Uuid::from_u128(6);
+    let mut halves = link(&all[0], &[node]);
+    let ready = passed(node, &Frame::of(&ready(node, 1000)));
+    halves.transmit.transmit(&[ready]).unwrap();
     until(&mut controller, Event::NODE_CONNECTED);
     let start = start(100);
     controller.send_payload(&start);
     // Both frames name the instance, the intent as 16 bytes and the START as text.
     let (intent, text) = (start.instance_uuid.as_bytes(), start.instance_uuid.to_string());
-    let mut is_told = false;
+    let (mut is_told, end) = (false, Instant::now() + LIMIT);
     loop {
         let input = halves.inbox.bytes_mut();
         let header = input
