@@ -164,9 +164,9 @@ impl Cluster {
         self.cncis.handle_disconnected(session);
         self.streams.handle_disconnected(out, session);
         let node = session.uuid();
-        // Only a node that ended its session in order is expected to return. If the connection was
-        // lost, the node may be dead.
-        let may_return = *reason == DisconnectReason::PeerClosed;
+        // Only a node that ended its session in order, or has another one already, is expected to return. If the
+        // connection was lost, the node may be dead.
+        let may_return = matches!(reason, DisconnectReason::PeerClosed | DisconnectReason::Replaced);
         let returns = || self.starts.handle_node_disconnected(node, may_return);
         if self.nodes.handle_disconnected(out, session, returns) {
             if !is_unreachable {

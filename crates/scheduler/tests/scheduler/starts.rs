@@ -451,6 +451,21 @@ fn starts_wait_for_a_node_that_ended_its_session_in_order() {
     expect_failure(&mut controller, &late, Reason::NoCn);
 }
 
+#[test]
+fn a_held_start_waits_for_a_node_whose_next_session_takes_the_place_of_its_present_one() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let [first, held] = [1, 1].map(start);
+    start_on(&mut controller, &mut node, &first);
+    controller.send_payload(&held);
+    controller.expect_nothing();
+    let mut back = cluster.agent_as(node.uuid);
+    controller.expect(Event::NODE_DISCONNECTED);
+    controller.expect(Event::NODE_CONNECTED);
+    send_ready_to(&mut back, &held);
+}
+
 /// Sends READY, and receives the START that was held for it.
 #[track_caller]
 fn send_ready_to(node: &mut Client, held: &Start) {
