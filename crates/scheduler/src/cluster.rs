@@ -161,7 +161,8 @@ impl Cluster {
         is_unreachable: bool,
     ) {
         self.controllers.handle_disconnected(out, session);
-        self.cncis.handle_disconnected(session);
+        self.cncis
+            .handle_disconnected(session, &addresses(&self.starts, tenants));
         self.streams.handle_disconnected(out, session);
         let node = session.uuid();
         // Only a node that ended its session in order, or has another one already, is expected to return. If the
@@ -222,6 +223,10 @@ impl Cluster {
         }
         // Failures follow the STATS that explain them.
         self.starts.handle_report(out, node, report);
+        if tenants.fault().is_none() {
+            self.cncis
+                .handle_stats(out, node, &addresses(&self.starts, tenants));
+        }
         // Last, because parked STARTs may be sent to the node now.
         if was_stale {
             self.starts.handle_stale(out, node, false);
@@ -562,23 +567,13 @@ impl Cluster {
     /// Frees the addresses of instances that are gone, takes back their public addresses, and sends
     /// the other schedulers what has changed. Called after each event.
     pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
-        // Before addresses are freed, which is why their nodes no longer have them.
-        let tunnels = self.starts.instances.take_moved().into_iter();
-        let tunnels = tunnels.filter_map(|(instance, node)| {
-            let tunnel = tenants.tunnel_of(instance, node)?;
-            Some(((tunnel.concentrator_uuid.uuid()?, node), tunnel))
-        });
-        let tunnels: BTreeMap<_, _> = tunnels.collect();
+        self.tell_moved(out, tenants);
         for instance in self.starts.take_left() {
             // The node of an instance that an earlier scheduler started may not have connected yet, also if another
             // one has refused its START.
             if !tenants.is_of_unknown_node(instance) {
                 tenants.free(instance, is_shared);
             }
-        }
-        if tenants.fault().is_none() {
-            self.cncis
-                .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
         }
         for instance in tenants.take_released() {
             self.cncis
@@ -595,12 +590,28 @@ impl Cluster {
         }
     }
 
+    /// Tells concentrators of the instances that have come to a node or left one, before their addresses are freed. While
+    /// the engine's table cannot be read, this waits.
+    fn tell_moved(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable) {
+        if tenants.fault().is_some() {
+            return;
+        }
+        let tunnels = self.starts.instances.take_moved().into_iter();
+        let tunnels = tunnels.filter_map(|(instance, node)| {
+            let tunnel = tenants.tunnel_of(instance, node)?;
+            Some(((tunnel.concentrator_uuid.uuid()?, node), tunnel))
+        });
+        let tunnels: BTreeMap<_, _> = tunnels.collect();
+        self.cncis
+            .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
+    }
+
     /// The engine's table could not be read before. Concentrators were told nothing from the outdated one.
     pub(super) fn handle_mended(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable) {
         self.note_adopted(tenants);
+        self.tell_moved(out, tenants);
         self.free_again(tenants);
-        self.cncis
-            .tell_of(out, |_| true, &addresses(&self.starts, tenants));
+        self.cncis.handle_mended(out, &addresses(&self.starts, tenants));
         self.cncis
             .release_public_ips(out, |_| true, |ip| tenants.is_outdated(ip));
     }

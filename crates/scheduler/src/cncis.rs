@@ -3,13 +3,13 @@
 //!
 //! The tenants that agents report to concentrators, to which the addresses of instances are added, so that
 //! concentrators learn nothing from packets. When a concentrator reconnects, it receives the reports that it
-//! has missed. An agent's tenants, and the TenantRemoved that a concentrator has not
-//! received, are kept as long as the agent is connected.
+//! has missed. An agent's tenants are kept as long as the agent is connected, and the ends of its tunnels until their
+//! concentrators have been told.
 //!
 //! A tunnel lets its node send packets into the network of the tenant. So TenantAdded for a network whose
 //! addresses the scheduler leases is told only while the node has an instance with such an address. After a
-//! restart of the scheduler it waits for the STATS that list the instance. What START says of another network
-//! is known to the agent alone.
+//! restart of the scheduler it waits for the STATS that list the instance; if they list none, the tunnel ends. What
+//! START says of another network is known to the agent alone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -69,6 +69,8 @@ struct Report {
     frame: Frame,
     /// True if the concentrator was told of a tunnel to the node, and not of its end since.
     is_told: bool,
+    /// True if only an earlier scheduler may have told it of one, and the node has not listed its instances since.
+    is_unproven: bool,
 }
 
 impl Report {
@@ -135,11 +137,25 @@ impl Cncis {
             .is_some_and(|cnci| cnci.announced.is_some())
     }
 
-    pub(super) fn handle_disconnected(&mut self, session: &SessionInfo) {
-        self.by_uuid.remove(&session.uuid());
-        // An agent reports its tenants again in each session.
-        let tenants = self.tenants.remove(&session.uuid());
-        self.tenant_count -= tenants.map_or(0, |tenants| tenants.len());
+    /// A session has ended. An agent reports its tenants again in the next one. Only the ends of its tunnels stay of which
+    /// their concentrators could not be told.
+    pub(super) fn handle_disconnected(&mut self, session: &SessionInfo, addresses: &Addresses<'_>) {
+        let node = session.uuid();
+        self.by_uuid.remove(&node);
+        let mut tenants = self.tenants.remove(&node).unwrap_or_default();
+        self.tenant_count -= tenants.len();
+        tenants.retain(|served, report| {
+            let is_removed = report.frame.kind() == Event::TENANT_REMOVED;
+            let is_over = report.is_told && (is_removed || has_none(served, node, addresses));
+            if let Some(removed) = read(&report.frame).ok().filter(|_| is_over) {
+                report.frame = Frame::of(&removed);
+            }
+            is_over
+        });
+        self.tenant_count += tenants.len();
+        if !tenants.is_empty() {
+            self.tenants.insert(node, tenants);
+        }
     }
 
     /// Keeps an agent's report for a concentrator, if there is room. Only the newest report is
@@ -155,8 +171,12 @@ impl Cncis {
         let (is_new, is_told) = (before.is_none(), is_told || before.is_some_and(|it| it.is_told));
         if !is_new || (tenants.len() < MAX_TENANTS && self.tenant_count < MAX_TENANTS_OF_ALL) {
             self.tenant_count += usize::from(is_new);
-            let frame = detached(frame);
-            tenants.insert(served, Report { frame, is_told });
+            let report = Report {
+                frame: detached(frame),
+                is_told,
+                is_unproven: !is_told,
+            };
+            tenants.insert(served, report);
         }
     }
 
@@ -278,6 +298,17 @@ impl Cncis {
         }
     }
 
+    /// A node has listed its instances. If it has none of a tenant that it has reported, the tunnel ends of which an
+    /// earlier scheduler may have told the concentrator.
+    pub(super) fn handle_stats(&mut self, out: &mut Out<'_, '_>, node: Uuid, addresses: &Addresses<'_>) {
+        for (served, report) in self.tenants.get_mut(&node).into_iter().flatten() {
+            if std::mem::take(&mut report.is_unproven) && has_none(served, node, addresses) {
+                report.is_told = true;
+                report.tell(out, served, node, addresses);
+            }
+        }
+    }
+
     /// Keeps the end of a tunnel for a concentrator that is away.
     fn keep_removed(&mut self, cnci: Uuid, node: Uuid, tunnel: &TenantRemoved) {
         if let Ok(subnet) = subnet::network(&tunnel.tenant_subnet) {
@@ -301,20 +332,24 @@ impl Cncis {
         addresses: &Addresses<'_>,
     ) {
         if session.role().intersects(Role::CNCIAGENT) {
-            self.tell_of(out, |cnci| cnci == session.uuid(), addresses);
+            self.tell_of(out, |cnci, _| cnci == session.uuid(), addresses);
         }
     }
 
-    /// Tells these concentrators what agents have reported about the tenants that they serve.
-    pub(super) fn tell_of(
+    /// The table of tenants could not be read before. Tells concentrators what agents have reported since.
+    pub(super) fn handle_mended(&mut self, out: &mut Out<'_, '_>, addresses: &Addresses<'_>) {
+        self.tell_of(out, |_, report| !report.is_told, addresses);
+    }
+
+    fn tell_of(
         &mut self,
         out: &mut Out<'_, '_>,
-        is_it: impl Fn(Uuid) -> bool,
+        is_it: impl Fn(Uuid, &Report) -> bool,
         addresses: &Addresses<'_>,
     ) {
         for (node, tenants) in &mut self.tenants {
             tenants.retain(|served, report| {
-                let is_sent = is_it(served.0) && report.tell(out, served, *node, addresses);
+                let is_sent = is_it(served.0, report) && report.tell(out, served, *node, addresses);
                 // A TenantRemoved is kept only until the concentrator has received it.
                 let is_done = is_sent && report.frame.kind() == Event::TENANT_REMOVED;
                 self.tenant_count -= usize::from(is_done);
@@ -350,6 +385,12 @@ fn placed(report: &Frame, served: &Served, node: Uuid, addresses: &Addresses<'_>
     }
     let placed = Frame::of(&TenantAdded { addresses, ..added });
     Some(with_trace_of(report, placed))
+}
+
+/// True if the addresses of a network are leased, and none of them leads to the node.
+fn has_none(served: &Served, node: Uuid, addresses: &Addresses<'_>) -> bool {
+    let leased = addresses(served.0, node);
+    leased.is_some_and(|(subnet, there)| there.is_empty() && served.2 == subnet.into())
 }
 
 fn read(frame: &Frame) -> Result<TenantRemoved, Error> {

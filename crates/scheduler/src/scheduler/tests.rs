@@ -15,7 +15,7 @@ use ssntp_engine::Document;
 use ssntp_payload::{
     ConcentratorInstanceAdded, InstanceState, InstanceStats, PublicIpAssigned, Ready, ReleasePublicIp, Start,
     StartFailure, StartFailureReason as Failure, Stats, Tenant, TenantAction, TenantAdded, TenantEntry,
-    TenantRefusal, Tenants,
+    TenantRefusal, TenantRemoved, Tenants,
 };
 
 const CNCI: Uuid = Uuid::from_u128(2);
@@ -421,6 +421,24 @@ fn concentrators_are_told_of_tunnels_and_public_addresses_once_the_tenants_can_b
     assert_eq!(told_of.addresses, [std::net::Ipv4Addr::new(10, 1, 0, 2)]);
     let released: ReleasePublicIp = told[1].payload().unwrap();
     assert_eq!((released.public_ip.as_str(), told.len()), ("203.0.113.2", 2));
+}
+
+#[test]
+fn a_tunnel_that_has_ended_while_the_tenants_could_not_be_read_ends_once_they_can_be() {
+    let mut rig = Rig::new(true);
+    let instance = Uuid::from_u128(7);
+    rig.act(None, &[]);
+    rig.act(Some(2), &[(TENANTS, b"damaged")]);
+    rig.listed(&[(instance, InstanceState::Active)]);
+    rig.listed(&[]);
+    rig.act(Some(2), &[(TENANTS, &tenants(&[("10.1.0.2", instance)]))]);
+    let sent = rig.test.sent_to(CNCI);
+    let ends = sent.iter().filter(|frame| frame.kind() == Event::TENANT_REMOVED);
+    let ends: Vec<TenantRemoved> = ends.map(|frame| frame.payload().unwrap()).collect();
+    assert!(
+        matches!(&ends[..], [end] if end.agent_uuid == rig.node),
+        "{sent:?}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use ssntp::Role;
 use ssntp::payload::Payload;
 use ssntp::pki::{SigningRequest, node_key, signing_request};
-use ssntp::proto::Command;
+use ssntp::proto::{Command, Event};
 use ssntp::server::{Enrolment, EnrolmentStore};
 use ssntp_payload::{
     CommandSubject, ConcentratorInstanceAdded, Delete, DeleteFailure, DeleteFailureReason, Evacuate,
@@ -438,6 +438,26 @@ fn a_tunnel_ends_with_the_last_instance_of_its_tenant_whatever_the_node_reports(
     }
 }
 
+#[test]
+fn a_concentrator_that_comes_back_after_a_node_has_left_learns_the_end_of_the_tunnel_to_it() {
+    let cluster = Cluster::opportunistic();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let mut cnci = with_concentrator(&cluster, &mut controller);
+    let (start, uuid) = (of_blue(1), node.uuid);
+    start_on(&mut controller, &mut node, &start);
+    node.send_payload(&added(&node));
+    cnci.expect(Event::TENANT_ADDED);
+    send_running(&mut node, &[start.instance_uuid]);
+    leave(&cluster, cnci);
+    send_running(&mut node, &[]);
+    leave(&cluster, node);
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    assert_eq!(cnci.expect_payload::<TenantRemoved>().agent_uuid, uuid);
+    leave(&cluster, cnci);
+    Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI).expect_nothing();
+}
+
 /// The agent reports its tenants before its STATS.
 #[test]
 fn a_report_about_a_tenant_waits_for_the_first_stats_after_a_restart_of_the_scheduler() {
@@ -455,6 +475,24 @@ fn a_report_about_a_tenant_waits_for_the_first_stats_after_a_restart_of_the_sche
     send_running(&mut node, &[instance]);
     let told: TenantAdded = cnci.expect_payload();
     assert_eq!(told.addresses, [Ipv4Addr::new(10, 1, 0, 2)]);
+}
+
+/// The instance has ended while no scheduler ran, and the concentrator still has the tunnel to its node.
+#[test]
+fn a_tunnel_ends_if_the_first_stats_after_a_restart_of_the_scheduler_lack_the_instance() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = || SchedulerConfig::new().configuration_file(dir.path().join("cluster.yaml"));
+    let cluster = Cluster::new(config());
+    leased(&mut cluster.controller());
+    cluster.stop();
+    let cluster = Cluster::new(config());
+    let mut cnci = Client::connect_as(&cluster.listener, Role::CNCIAGENT, CNCI);
+    let mut node = cluster.node(1000, &mut []);
+    node.send_payload(&added(&node));
+    send_running(&mut node, &[]);
+    assert_eq!(cnci.expect_payload::<TenantRemoved>().agent_uuid, node.uuid);
+    send_running(&mut node, &[]);
+    cnci.expect_nothing();
 }
 
 fn of_blue(mem_mb: i64) -> Start {

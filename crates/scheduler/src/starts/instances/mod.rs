@@ -60,6 +60,10 @@ const AWAY_TIME: Duration = Duration::from_secs(600);
 /// The maximum number of instances of nodes that are away, at some 200 bytes each. Beyond that, the instances
 /// of the node that disconnected first are forgotten.
 const MAX_AWAY: usize = 65_536;
+/// The maximum number of instances that have moved since the last question, which waits while the table of tenants cannot
+/// be read. No event moves so many.
+const MAX_MOVED: usize = 1 << 18;
+
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// Its START waits for a node, or for the disk.
@@ -278,7 +282,13 @@ impl Instances {
         }
         if before != node {
             let nodes = before.into_iter().chain(node);
-            self.moved.extend(nodes.map(|node| (instance, node)));
+            nodes.for_each(|node| self.note_moved(instance, node));
+        }
+    }
+
+    fn note_moved(&mut self, instance: Uuid, node: Uuid) {
+        if self.moved.len() < MAX_MOVED {
+            self.moved.push((instance, node));
         }
     }
 
@@ -286,7 +296,7 @@ impl Instances {
         let entry = self.by_uuid.remove(&instance)?;
         if let Some(node) = entry.node {
             self.handover.keep(instance, self.told_node(instance));
-            self.moved.push((instance, node));
+            self.note_moved(instance, node);
         }
         Some(entry)
     }
