@@ -517,9 +517,9 @@ impl Decider<'_, '_> {
         // Each instance of the surge makes up for one that is missing.
         let runs = of_surge.iter().filter(|status| !is_missing(status)).count();
         let limit = workload.spec.update.max_unavailable as usize + runs;
-        // Slots that hang do not block the others: one more of these may always be missing beside them.
+        // Slots that hang do not block the others: one more of these may be missing beside them, if any may be.
         let stuck = of_count.iter().filter(is_stuck).count();
-        let beside = if stuck > 0 { limit.max(stuck + 1) } else { limit };
+        let beside = limit.max(stuck + limit.min(1));
         let limit_of = |slot| {
             if slot <= workload.spec.count {
                 beside

@@ -104,6 +104,22 @@ fn an_instance_of_the_surge_stays_while_the_one_that_it_makes_up_for_does_not_en
 }
 
 #[test]
+fn an_instance_that_does_not_end_costs_no_other_one_while_none_of_the_surge_runs() {
+    let mut bench = Bench::surging(2);
+    bench.apply(spec(2, "b"));
+    bench.settle();
+    bench.wait(20);
+    bench.obeys = false;
+    assert!(matches!(bench.settle()[..], [Command::Delete { .. }]));
+    bench.end(3);
+    for _ in 0..5 {
+        bench.wait(60);
+        bench.settle();
+        assert_eq!(bench.slots(), [(2, 1)]);
+    }
+}
+
+#[test]
 fn surge_and_max_unavailable_add_up() {
     let mut both = spec(4, "a");
     both["update"] = serde_json::json!({"max_unavailable": 1, "surge": 2});
