@@ -27,6 +27,9 @@ pub(super) struct Made {
     pub(super) faults: Told,
 }
 
+/// The maximum number of texts that are kept while nobody can say whether they still hold.
+const MOST_UNSEEN: usize = 64;
+
 /// Texts that hold for some time. Each is told when it begins, and not again while it holds.
 #[derive(Debug, Default)]
 pub(super) struct Told(Vec<String>);
@@ -39,6 +42,14 @@ impl Told {
         let begun = begun.collect();
         let is_over = |it: &String| !self.0.contains(it);
         (begun, before.into_iter().filter(is_over).collect())
+    }
+
+    /// Notes some of the texts that hold now: the inspection has ended early, so those from before may still hold.
+    /// Returns those that did not before.
+    pub(super) fn note_some(&mut self, now: Vec<String>) -> Vec<String> {
+        let (begun, unseen) = self.note(now);
+        self.0.extend(unseen.into_iter().take(MOST_UNSEEN));
+        begun
     }
 }
 
@@ -278,6 +289,16 @@ mod tests {
         ] {
             assert_eq!(told.note(texts(now)), (texts(begun), texts(over)), "{now:?}");
         }
+
+        // An error has ended the inspection before it came to the first fault.
+        assert_eq!(told.note_some(texts(&["b"])), texts(&["b"]));
+        assert_eq!(told.note_some(texts(&["b"])), texts(&[]));
+        assert_eq!(told.note(texts(&["a"])), (texts(&[]), texts(&["b"])));
+        // Each error may have another text.
+        for number in 0..1000 {
+            told.note_some(vec![number.to_string()]);
+        }
+        assert_eq!(told.0.len(), 1 + MOST_UNSEEN);
     }
 
     #[test]

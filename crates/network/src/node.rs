@@ -329,12 +329,15 @@ impl Networks {
         } = inspection;
         faults.extend(inspected.as_ref().err().cloned());
         self.faults.store(faults.len(), Ordering::Relaxed);
-        let (begun, mended) = made.faults.note(faults);
+        // After an error the rest was not inspected.
+        let (begun, mended) = match &inspected {
+            Ok(()) => made.faults.note(faults),
+            Err(_) => (made.faults.note_some(faults), Vec::new()),
+        };
         for why in begun {
             warn!("tenants' networks: {why}");
         }
-        // After an error the rest was not inspected.
-        for what in mended.iter().filter(|_| inspected.is_ok()) {
+        for what in mended {
             info!("tenants' networks: mended: {what}");
         }
         let of_net = |(key, net): (&u32, &Net)| {
