@@ -289,6 +289,8 @@ pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Res
 
 pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Result<(), Failure> {
     let api = Api::new(&args.api, options, stop);
+    // First, because what fails after the order has to say that this was accepted.
+    api.note_outdated()?;
     let path = format!("workloads/{}", encode(&args.workload));
     let order = match args {
         RolloutArgs { back: true, .. } => Some("back"),
@@ -305,7 +307,6 @@ pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Res
         Some(order) => why.with_advice(format_args!("the order {order} was accepted")),
         None => why,
     })?;
-    api.note_outdated()?;
     print_either(options.json, &workload, shown(&args.workload, &workload))
 }
 

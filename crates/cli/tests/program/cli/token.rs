@@ -1,7 +1,7 @@
 //! `ssntp controller token`: tokens with and without an expiry.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -73,20 +73,13 @@ fn the_time_limit_of_a_command_holds_for_a_controller_that_does_not_answer() {
     assert!(text.contains("has not arrived in 0.5 s"), "{text}");
 }
 
-#[test]
-fn the_page_of_a_proxy_that_has_got_no_answer_is_no_refusal() {
-    let directory = tempfile::tempdir().unwrap();
-    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = proxy.local_addr().unwrap();
+/// A controller that answers one request after the other so, with a code and a body.
+fn answering(all: &'static [(u16, &str)]) -> SocketAddr {
+    let controller = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = controller.local_addr().unwrap();
     std::thread::spawn(move || {
-        for (code, body) in [
-            (504, "<html>"),
-            (504, "<html>"),
-            (400, "<html>"),
-            (200, "<html>"),
-            (503, r#"{"error": "busy"}"#),
-        ] {
-            let (mut client, _) = proxy.accept().unwrap();
+        for (code, body) in all {
+            let (mut client, _) = controller.accept().unwrap();
             let mut head = BufReader::new(client.try_clone().unwrap()).lines();
             while head.next().unwrap().unwrap() != "" {}
             let length = body.len();
@@ -95,8 +88,32 @@ fn the_page_of_a_proxy_that_has_got_no_answer_is_no_refusal() {
                 "HTTP/1.1 {code} X\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
             )
             .unwrap();
+            // With input that is not read, the end would destroy the answer on its way.
+            let _ = std::io::copy(&mut client, &mut std::io::sink());
         }
     });
+    at
+}
+
+#[test]
+fn what_fails_after_an_order_about_a_roll_out_says_that_it_was_accepted() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = answering(&[(200, "{}"), (200, "{}"), (503, r#"{"error": "busy"}"#)]);
+    let (code, text) = ssntp(directory.path(), &format!("ctl rollout web --pause --http {at}"));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("the order pause was accepted"), "{text}");
+}
+
+#[test]
+fn the_page_of_a_proxy_that_has_got_no_answer_is_no_refusal() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = answering(&[
+        (504, "<html>"),
+        (504, "<html>"),
+        (400, "<html>"),
+        (200, "<html>"),
+        (503, r#"{"error": "busy"}"#),
+    ]);
     for (command, is_unknown) in [
         ("remove web", true),
         ("get web", false),
