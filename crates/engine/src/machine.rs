@@ -263,6 +263,11 @@ impl Machine {
         self.read = None;
     }
 
+    /// True if the engine was read since the last [`reread`](Self::reread).
+    pub(crate) fn has_read(&self) -> bool {
+        self.read.is_some()
+    }
+
     /// The request that writes a document as the leader; `None` if this process may not act as the leader
     /// at that time. `revision` is that of the last change of the document.
     pub(crate) fn document(

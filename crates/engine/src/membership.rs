@@ -25,6 +25,8 @@ const WRITING: Duration = Duration::from_secs(5);
 enum ThreadRequest {
     /// To read the shared state.
     Wake,
+    /// To read the engine.
+    Read(Sender<Result<u64, EngineError>>),
     /// To write a document on a condition.
     Write(Request, Sender<Result<u64, EngineError>>),
     /// To write a document, by name, as the leader.
@@ -99,11 +101,11 @@ impl Membership {
     }
 }
 
-/// A handle for writing documents of the cluster, giving up leadership, and reporting tokens. A clone
+/// A handle for reading and writing documents of the cluster, giving up leadership, and reporting tokens. A clone
 /// is cheap.
 ///
 /// # Threads
-/// [`write`](Self::write) blocks, so a dispatcher must not call it. The other calls do not block.
+/// [`read`](Self::read) and [`write`](Self::write) block, so a dispatcher must not call them. The other calls do not block.
 #[derive(Clone, Debug)]
 pub struct Documents {
     requests: Sender<ThreadRequest>,
@@ -128,6 +130,15 @@ impl Documents {
     fn wake(&self) {
         // If the queue is full, the thread reads the state after one of the queued requests.
         let _ = self.requests.try_send(ThreadRequest::Wake);
+    }
+
+    /// Reads the engine, which the thread does each second anyway. Blocks until the owner's `changed` has the answer, for
+    /// at most five seconds.
+    ///
+    /// # Errors
+    /// The error of the engine.
+    pub fn read(&self) -> Result<(), EngineError> {
+        self.ask(ThreadRequest::Read).map(drop)
     }
 
     /// Writes a document, and returns its new revision. Blocks until the engine has answered, for at
@@ -215,6 +226,11 @@ fn serve(
             Ok(ThreadRequest::Lead(name, text, reply)) => {
                 Some((reply, lead(&machine, &mut *engine, &name, &text)))
             }
+            Ok(ThreadRequest::Read(reply)) => {
+                let read = read(&mut machine, &mut *engine);
+                publish(machine.view());
+                Some((reply, read))
+            }
             Ok(ThreadRequest::Wake) | Err(_) => None,
         };
         if let Some((reply, result)) = written {
@@ -231,6 +247,14 @@ fn serve(
     publish(machine.view());
     let end = now() + LEAVING;
     while now() < end && step(&mut machine, &mut *engine) <= now() {}
+}
+
+fn read(machine: &mut Machine, engine: &mut dyn Engine) -> Result<u64, EngineError> {
+    machine.reread();
+    // What is due before the reading is done first. After a failure there is a pause.
+    while !machine.has_read() && step(machine, engine) <= now() {}
+    let away = machine.view().away.clone().filter(|_| !machine.has_read());
+    away.map_or(Ok(0), |(_, why)| Err(why))
 }
 
 fn write(engine: &mut dyn Engine, request: &Request) -> Result<u64, EngineError> {
@@ -377,6 +401,23 @@ mod tests {
         drop(first);
         let left = documents.write("d", b"4", When::Always).unwrap_err();
         assert!(matches!(left, EngineError::Refused(_)), "{left}");
+    }
+
+    #[test]
+    fn what_others_have_written_is_in_the_view_once_the_engine_was_read() {
+        let engine = MemoryEngine::new();
+        let (first, views) = start(&engine, 1).unwrap();
+        let (second, _) = start(&engine, 2).unwrap();
+        for text in [b"1", b"2", b"3"] {
+            second.documents().write("d", text, When::Always).unwrap();
+            first.documents().read().unwrap();
+            assert_eq!(first.view().documents["d"].text, text);
+            let last = views.try_iter().last().unwrap();
+            assert_eq!(last.documents["d"].text, text);
+        }
+        let away = EngineError::Away("cut".to_owned());
+        engine.fail(Some(away.clone()));
+        assert_eq!(first.documents().read(), Err(away));
     }
 
     #[test]

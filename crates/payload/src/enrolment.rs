@@ -94,7 +94,7 @@ schema! {
         uses_left: u32,
         /// The second at which it ends, since 1970.
         ends: u64,
-        /// The operator who added it. Ignored in a command.
+        /// The operator who added it. In a command it is set by the operator's scheduler.
         made_by: String,
     }
 

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::cluster::Cluster;
 use super::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use super::configuration::Configuration;
-use super::enrolment::{Clerk, Enrolments, no_issuer};
+use super::enrolment::{Clerk, Enrolments, no_issuer, with_operator};
 use super::figures::SchedulerFigures;
 use super::following::{Following, Transferred};
 use super::joined::{JoinError, JoinedScheduler};
@@ -666,7 +666,7 @@ impl Handler for Scheduler {
 
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         self.follow_engine(cx);
-        if self.leads() {
+        if self.leads() || run.kind() == Command::MANAGE_ENROLMENT {
             run.frames().for_each(|frame| self.frame(cx, from, frame));
         } else {
             self.pass_or_park(cx, from, run.frames(), |cx, leader| {
@@ -675,8 +675,11 @@ impl Handler for Scheduler {
         }
     }
 
-    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, mut frame: Frame) {
         self.follow_engine(cx);
+        if frame.kind() == Command::MANAGE_ENROLMENT && from.server() == cx.uuid() {
+            frame = with_operator(from, &frame).unwrap_or(frame);
+        }
         if self.leads() {
             return self.lead_frame(cx, from, &frame);
         }

@@ -7,6 +7,7 @@ use crossbeam_channel::{Sender, bounded, select};
 use log::info;
 
 use super::store::{Enrolments, NotDone, not, now};
+use crate::parking::with_trace_of;
 use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::pki::{Enrolled, StoredToken};
@@ -112,14 +113,28 @@ struct Desk<'a> {
     from: &'a SessionInfo,
 }
 
+/// The command of an operator of this scheduler, with the name in their certificate. It is passed on to the scheduler
+/// that leads, which does not have the certificate.
+pub(crate) fn with_operator(from: &SessionInfo, frame: &Frame) -> Option<Frame> {
+    let mut asked = frame.payload::<ManageEnrolment>().ok()?;
+    asked.token.made_by.clone_from(&from.certificate().subject);
+    Some(with_trace_of(frame, Frame::of(&asked)))
+}
+
 impl Desk<'_> {
-    /// Carries out a command. Blocks while a change is stored.
+    /// Carries out a command. Blocks while the document is read, and while a change is stored.
     fn carry_out(&self, asked: &ManageEnrolment) -> Result<EnrolmentList, NotDone> {
         let (token, node) = (&asked.token, &asked.uuid);
+        // Before the first page, or the change. Without the engine, what is known is listed all the same.
+        let read = if asked.after == 0 {
+            self.records.read_again()
+        } else {
+            Ok(())
+        };
         match &asked.action {
             EnrolmentAction::ListTokens => Ok(self.tokens(asked.after)),
             EnrolmentAction::ListCertificates => Ok(self.certificates(asked.after, |_| true)),
-            EnrolmentAction::AddToken => self.audited("add", &token.id, || {
+            EnrolmentAction::AddToken => self.audited("add", asked, &token.id, || {
                 let stored = self.stored(token).map_err(invalid)?;
                 self.records
                     .change(|records| records.add_token(stored.clone()).map_err(invalid))?;
@@ -127,19 +142,21 @@ impl Desk<'_> {
                 let line = format!("token {id}: added for {roles}, {uses} uses");
                 Ok((one_token(&stored), line))
             }),
-            EnrolmentAction::RemoveToken => self.audited("remove", &token.id, || {
+            EnrolmentAction::RemoveToken => self.audited("remove", asked, &token.id, || {
                 let id = excerpt(&token.id);
                 let none = || not(EnrolmentRefusal::NotFound, format_args!("there is no token {id}"));
+                read?;
                 let removed = self
                     .records
                     .change(|records| records.remove_token(&token.id).ok_or_else(none))?;
                 let line = format!("token {}: removed", removed.id);
                 Ok((one_token(&removed), line))
             }),
-            EnrolmentAction::Revoke => self.audited("revoke", node.as_str(), || {
+            EnrolmentAction::Revoke => self.audited("revoke", asked, node.as_str(), || {
                 let none = format_args!("no certificate was issued to {node} here");
                 let none = || not(EnrolmentRefusal::NotFound, none);
                 let uuid = node.uuid().ok_or_else(none)?;
+                read?;
                 let count = self
                     .records
                     .change(|records| records.revoke(uuid).ok_or_else(none))?;
@@ -154,18 +171,20 @@ impl Desk<'_> {
     fn audited(
         &self,
         action: &'static str,
+        asked: &ManageEnrolment,
         what: &str,
         change: impl FnOnce() -> Result<(EnrolmentList, String), NotDone>,
     ) -> Result<EnrolmentList, NotDone> {
-        let (from, done) = (self.from, change());
+        let by = format!("by {}, {}", self.from, excerpt(&asked.token.made_by));
+        let done = change();
         match &done {
             Ok((_, line)) => {
                 self.records.count(action, "done".to_owned());
-                info!(target: "ssntp::audit", "{line}: by {from}");
+                info!(target: "ssntp::audit", "{line}: {by}");
             }
             Err(NotDone(reason, why)) => {
                 self.records.count(action, reason.to_string());
-                info!(target: "ssntp::audit", "no {action} {}: {why}: by {from}", excerpt(what));
+                info!(target: "ssntp::audit", "no {action} {}: {why}: {by}", excerpt(what));
             }
         }
         done.map(|(answer, _)| answer)
@@ -219,7 +238,7 @@ impl Desk<'_> {
             uuid,
             uses_left: if uuid.is_some() { 1 } else { token.uses_left },
             ends: token.ends,
-            made_by: format!("{}, {}", self.from.certificate().subject, self.from.uuid()),
+            made_by: format!("{}, {}", token.made_by, self.from.uuid()),
         })
     }
 }

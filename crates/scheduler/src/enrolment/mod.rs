@@ -17,5 +17,5 @@
 mod clerk;
 mod store;
 
-pub(crate) use self::clerk::{Clerk, no_issuer};
+pub(crate) use self::clerk::{Clerk, no_issuer, with_operator};
 pub use self::store::Enrolments;

@@ -320,12 +320,11 @@ impl Enrolments {
         self.0.is_newer.notify_all();
     }
 
-    /// Waits while this is true of the records, for at most [`SHOWN`].
-    fn wait_while(&self, is_true: impl FnMut(&mut Kept) -> bool) {
-        let kept = locked(&self.0.kept);
-        drop(locked_again(
-            self.0.is_newer.wait_timeout_while(kept, SHOWN, is_true),
-        ));
+    /// Reads the document again, because another scheduler may have changed it a moment ago. Blocks until the engine has
+    /// answered.
+    pub(super) fn read_again(&self) -> Result<(), NotDone> {
+        let documents = self.0.shared.get().and_then(|shared| shared.documents());
+        documents.map_or(Ok(()), |documents| documents.read().map_err(not_stored))
     }
 
     /// Waits until this token is known, for at most [`SHOWN`]: another scheduler may have added it a moment ago.
@@ -336,7 +335,11 @@ impl Enrolments {
         }
         let has_room = self.0.awaiting.fetch_add(1, Ordering::Relaxed) < AWAITING;
         if has_room {
-            self.wait_while(|kept| !kept.records.has_token(id));
+            let kept = locked(&self.0.kept);
+            let is_unknown = |kept: &mut Kept| !kept.records.has_token(id);
+            drop(locked_again(
+                self.0.is_newer.wait_timeout_while(kept, SHOWN, is_unknown),
+            ));
         }
         self.0.awaiting.fetch_sub(1, Ordering::Relaxed);
         has_room
@@ -382,12 +385,9 @@ impl Enrolments {
                 self.set(records, revision, false);
                 return Ok(changed);
             }
-            // The view with the other change may have come already, and was not taken up.
-            if let Some(shared) = self.0.shared.get() {
-                locked(&self.0.kept).is_shown = true;
-                self.take_view(&shared.view());
-            }
-            self.wait_while(|kept| kept.revision == revision);
+            // An older revision counts as well: that of a restored snapshot.
+            locked(&self.0.kept).is_shown = true;
+            self.read_again()?;
         }
         Err(unknown("other schedulers change the document all the time").into())
     }

@@ -6,21 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
-use ssntp::payload::InvalidFrameType;
+use ssntp::payload::{InvalidFrameType, Payload};
+use ssntp::pki::{JoinToken, SigningRequest, StoredToken, node_key, signing_request};
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
-use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
-use ssntp::transport::Target;
+use ssntp::server::{Dialler, Enrolment, EnrolmentStore, Federation, PeerState, Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
+use ssntp::transport::{Address, Target};
 use ssntp_engine::{Answer, Engine, EngineError, Request, When};
 use ssntp_payload::{
-    InstanceState, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, StartFailure,
-    StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,
+    EnrolmentAction, EnrolmentList, EnrolmentRefusal, InstanceState, InstanceStopped, ManageEnrolment,
+    NewLeader, NodeConnected, NodeDisconnected, StartFailure, StartFailureReason, Stats, StopFailure,
+    StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants, TokenEntry,
 };
 use ssntp_scheduler::{Enrolments, JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
 use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::wait::wait_for;
-use ssntp_transport::{BufferPool, Halves, Outgoing};
+use ssntp_transport::{BufferPool, Halves, Outgoing, wall_clock};
 use uuid::Uuid;
 
 use super::client::{self, Client};
@@ -61,9 +63,19 @@ struct One {
 
 impl One {
     fn start(engine: &MemoryEngine, config: SchedulerConfig, others: &[One]) -> Result<Self, JoinError> {
+        Self::with(engine, config, others, |server| server)
+    }
+
+    fn with(
+        engine: &MemoryEngine,
+        config: SchedulerConfig,
+        others: &[One],
+        change: impl FnOnce(ServerConfig) -> ServerConfig,
+    ) -> Result<Self, JoinError> {
         let listener = MemoryListener::new();
         let server = ServerConfig::new(client::identity(Role::SCHEDULER), ssntp_test_support::trust())
             .listen_in_memory(&listener);
+        let server = change(server);
         let links = Federation::new().peers(others.iter().map(|other| &other.listener));
         let [is_cut, loses_answers] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let engine = Line {
@@ -120,13 +132,17 @@ fn several_with(count: usize, config: impl Fn() -> SchedulerConfig) -> (MemoryEn
         });
         all.push(one);
     }
-    for one in &all {
+    await_links(&all);
+    (engine, all)
+}
+
+fn await_links(all: &[One]) {
+    for one in all {
         await_that("all are linked", || {
             let links = one.joined.server.handle().figures().unwrap().links;
-            links.iter().filter(|link| link.linked).count() == count - 1
+            links.iter().filter(|link| link.linked).count() == all.len() - 1
         });
     }
-    (engine, all)
 }
 
 #[track_caller]
@@ -825,6 +841,79 @@ fn the_health_of_a_leader_says_that_it_cannot_read_the_tenants() {
             .ok_or("no fault")
     });
     assert!(faults[0].contains("tenants cannot be read"), "{faults:?}");
+}
+
+#[test]
+fn a_token_names_the_operator_of_a_follower_and_a_node_that_has_just_joined_there_is_revoked() {
+    let engine = MemoryEngine::new();
+    let authority = ssntp_test_support::authority();
+    let issuer = |name| authority.issuer(name, Role::AGENT, 10).unwrap();
+    let records = [(); 2].map(|()| Enrolments::default());
+    let mut all = Vec::new();
+    for (name, records) in [("one", &records[0]), ("two", &records[1])] {
+        let config = SchedulerConfig::new().enrolments(records.clone());
+        let enrolment = Enrolment::new(issuer(name), records.clone());
+        let one = One::with(&engine, config, &all, |server| server.enrol(enrolment)).unwrap();
+        await_that("it leads, or follows", || {
+            one.joined.membership.view().leader.is_some()
+        });
+        all.push(one);
+    }
+    await_links(&all);
+    assert!(all[0].leads());
+    // The audit log is kept from now on.
+    ssntp_test_support::audited();
+    let mut operator = all[1].connect(Role::CONTROLLER);
+    let mut ask = |action, token: TokenEntry, uuid: &str| -> EnrolmentList {
+        operator.send_payload(&ManageEnrolment {
+            id: "q".into(),
+            action,
+            token,
+            uuid: uuid.into(),
+            ..ManageEnrolment::default()
+        });
+        until(&mut operator, EnrolmentList::KIND).payload().unwrap()
+    };
+    let (life, issuer) = (Duration::from_secs(3600), issuer("two"));
+    let signing = signing_request(&node_key().unwrap(), "key").unwrap();
+    let signing = SigningRequest::from_pem(&signing).unwrap();
+    // More than once, because the leader may have read the engine a moment ago.
+    for _ in 0..5 {
+        let token = JoinToken::new(Address::tcp("localhost", 1), authority.info()).unwrap();
+        let stored = StoredToken::new(&token, Role::AGENT, None, 1, wall_clock() + life, "");
+        let entry = TokenEntry {
+            id: stored.id,
+            secret_sha256: stored.secret_sha256,
+            roles: "agent".to_owned(),
+            uses_left: 1,
+            ends: stored.ends,
+            made_by: "somebody else".to_owned(),
+            ..TokenEntry::default()
+        };
+        let added = ask(EnrolmentAction::AddToken, entry, "");
+        assert_eq!(added.reason, EnrolmentRefusal::NotRefused, "{}", added.detail);
+        let subject = client::identity(Role::CONTROLLER).info().subject.clone();
+        let by = &added.tokens[0].made_by;
+        assert!(by.starts_with(&format!("{subject}, ")), "{by}");
+        let request = token.request(Role::AGENT, String::new());
+        let joined = records[1].update(Some(token.id()), &mut |records| {
+            records.join(&request, &signing, (&issuer, life, wall_clock()))
+        });
+        let revoked = ask(
+            EnrolmentAction::Revoke,
+            TokenEntry::default(),
+            &joined.unwrap().uuid.to_string(),
+        );
+        assert_eq!(revoked.reason, EnrolmentRefusal::NotRefused, "{}", revoked.detail);
+        let by = format!(", {subject}");
+        let lines = ssntp_test_support::audited();
+        assert!(
+            lines
+                .iter()
+                .any(|line| line.contains("revoked: UUID") && line.contains(&by)),
+            "{lines:?}"
+        );
+    }
 }
 
 #[test]
