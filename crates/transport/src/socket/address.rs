@@ -60,7 +60,7 @@ impl Address {
         match self {
             Self::Tcp { host, .. } => {
                 let is_loopback = |ip: IpAddr| ip.is_loopback();
-                host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
+                host.eq_ignore_ascii_case("localhost") || without_zone(host).parse().is_ok_and(is_loopback)
             }
             Self::Unix(_) => true,
         }
@@ -71,7 +71,7 @@ impl Address {
     pub fn server_name(&self) -> &str {
         match self {
             // No certificate has a zone, which is a matter of this host.
-            Self::Tcp { host, .. } if !host.is_empty() => host.split('%').next().unwrap_or(host),
+            Self::Tcp { host, .. } if !host.is_empty() => without_zone(host),
             _ => "localhost",
         }
     }
@@ -109,6 +109,7 @@ impl Address {
             // As a host it would print as unix:8888, which looks like the path of a socket.
             None if text == "unix" => return Err(bad("no path after unix:")),
             None if text.is_empty() => return Err(bad("it is empty")),
+            None if text.contains(',') => return Err(bad("one address is expected here, without a comma")),
             None => {}
         }
         if let Some(ip) = ipv6(text) {
@@ -133,8 +134,9 @@ impl Address {
             }
             (host.to_owned(), port)
         };
-        let not_a_port = |_| bad("the port is not a number from 0 to 65535");
-        let port = port.map_or(default, |port| port.parse().map_err(not_a_port))?;
+        let not_a_port = || bad("the port is not a number from 0 to 65535");
+        let number = |port: &str| port.parse().ok().filter(|_| !port.starts_with('+'));
+        let port = port.map_or(default, |port| number(port).ok_or_else(not_a_port))?;
         Ok(Self::tcp(host, port))
     }
 }
@@ -150,6 +152,10 @@ impl FromStr for Address {
 fn is_name(text: &str) -> bool {
     let is_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     text.chars().all(is_of_a_name)
+}
+
+fn without_zone(host: &str) -> &str {
+    host.split('%').next().unwrap_or(host)
 }
 
 /// An IPv6 address, which may have a zone: the name or the number of an interface of this host.
@@ -198,6 +204,9 @@ mod tests {
             ("", "empty"),
             ("host:", "port"),
             ("host:66000", "port"),
+            ("host:+1", "port"),
+            ("a:1,b:2", "without a comma"),
+            ("[::1]:1,[::1]:2", "without a comma"),
             ("host:1:2", "port"),
             ("[::1", "bracket"),
             ("[host]:1", "IPv6"),
@@ -216,6 +225,20 @@ mod tests {
                 error.contains(reason) && error.contains(&format!("{text:?}")),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn an_address_of_this_host_alone_is_local_whatever_its_zone_is() {
+        for (text, is_local) in [
+            ("[::1%lo]:1", true),
+            ("[::1]:1", true),
+            ("LocalHost:1", true),
+            ("unix:s", true),
+            ("[fe80::1%lo]:1", false),
+            (":1", false),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().is_local(), is_local, "{text}");
         }
     }
 

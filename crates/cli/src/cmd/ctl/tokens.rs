@@ -144,9 +144,7 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
         "ssntp: for {nodes}, until {}; the secret is not shown again",
         time(entry.ends)
     ));
-    if let Address::Tcp { host, .. } = &at
-        && (host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback()))
-    {
+    if at.is_local() {
         note("ssntp: only this machine reaches the scheduler at this address: --at names another");
     }
     Ok(())
