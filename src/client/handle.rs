@@ -22,7 +22,7 @@ use crate::proto::Frame;
 use crate::request::{Awaited, Outstanding, Request, RequestError};
 use crate::silence::Silence;
 use ssntp_pki::{Identity, Role, Trust};
-use ssntp_transport::{Cancel, Outbox, deadline, dispatch, locked, now, wall_clock};
+use ssntp_transport::{Cancel, Outbox, Target, deadline, dispatch, locked, now, wall_clock};
 
 /// Sends frames and requests, reports the client's state, and closes it. Only the
 /// [`Client`](super::Client) receives events.
@@ -312,8 +312,14 @@ impl ClientHandle {
         }
     }
 
-    /// The reasons why there is no session: the failure at each server in the latest round of
-    /// attempts. Empty before the first round is over, and during a session.
+    /// The servers that the client tries: their addresses.
+    pub fn servers(&self) -> Vec<String> {
+        let servers = self.state.config.servers();
+        servers.iter().map(Target::to_string).collect()
+    }
+
+    /// The reasons why there is no session: the last failure at each server since there was one. Lacks servers that
+    /// have not been tried since, or have not answered yet. Empty during a session.
     pub fn failures(&self) -> Vec<DialError> {
         locked(&self.state.failures).clone()
     }
@@ -368,7 +374,7 @@ pub(super) struct ClientState {
     /// The sending side of the channel of events. `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,
     pub(super) configuration: Mutex<Option<Bytes>>,
-    /// The failures of the latest round of attempts.
+    /// The last failure at each server.
     pub(super) failures: Mutex<Vec<DialError>>,
     pub(super) counts: Mutex<Counts>,
     /// Malformed traces, which the decoder of the session counts itself.

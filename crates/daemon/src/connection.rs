@@ -610,10 +610,11 @@ impl Complaint {
         }
     }
 
-    /// The reason, if it is not the reason of the last call.
+    /// The reason, if each server has failed, and it is not the reason of the last call.
     pub fn new_reason(&mut self, client: &ClientHandle) -> Option<&str> {
-        let why = reasons(&client.failures());
-        let is_new = !why.is_empty() && why != self.last;
+        let failures = client.failures();
+        let why = reasons(&failures);
+        let is_new = failures.len() == client.servers().len() && why != self.last;
         is_new.then(|| {
             self.last = why;
             self.last.as_str()
@@ -636,11 +637,16 @@ pub fn traceparent() -> Option<TraceParent> {
 
 /// The error of a command whose server has not answered within `limit`.
 pub fn unanswered(client: &ClientHandle, limit: Duration) -> Failure {
-    let why = reasons(&client.failures());
-    let separator = if why.is_empty() { "" } else { ": " };
+    let failures = client.failures();
+    let reason = |server: String| match failures.iter().find(|failed| failed.server == server) {
+        Some(failed) => failed.to_string(),
+        None => format!("{server}: no answer"),
+    };
+    let why: Vec<_> = client.servers().into_iter().map(reason).collect();
     Failure::new(format!(
-        "cannot connect: no server has answered in {} s{separator}{why}",
-        limit.as_secs_f64()
+        "cannot connect: no server has answered in {} s: {}",
+        limit.as_secs_f64(),
+        why.join("; ")
     ))
 }
 

@@ -303,7 +303,7 @@ impl ClientCore {
         let lasted = at.now.saturating_duration_since(session.began);
         if lasted > self.state.config.backoff.ceiling(self.setbacks) {
             self.setbacks = 0;
-            let in_use = self.servers.iter().filter(|server| server.ruled_out.is_none());
+            let in_use = self.servers.iter().filter(|server| !server.ruled_out);
             if in_use.count() > 1 {
                 self.untried = self.servers.len();
             }

@@ -129,8 +129,6 @@ pub struct ClientCore {
     next: usize,
     /// The number of servers to try before the next pause.
     untried: usize,
-    /// The failures of this round.
-    errors: Vec<DialError>,
     /// True if this round began with all servers.
     is_full_round: bool,
     /// The number of full rounds since the last session.
@@ -158,8 +156,10 @@ pub struct ClientCore {
 #[derive(Debug)]
 struct Candidate {
     target: Target,
-    /// The reason why this server is not tried again.
-    ruled_out: Option<DialError>,
+    /// The failure of the last attempt, if it was after the last session.
+    failed: Option<DialError>,
+    /// True if this server is not tried again, because of that failure.
+    ruled_out: bool,
     /// True if the client has had a session with this server.
     known: bool,
 }
@@ -206,7 +206,8 @@ impl ClientCore {
         });
         let servers = config.servers().into_iter().map(|target| Candidate {
             target,
-            ruled_out: None,
+            failed: None,
+            ruled_out: false,
             known: false,
         });
         let servers: Vec<_> = servers.collect();
@@ -216,7 +217,6 @@ impl ClientCore {
             servers,
             stage: Stage::NextServer,
             next: 0,
-            errors: Vec::new(),
             is_full_round: true,
             rounds: 0,
             attempts: config.first_attempts.or(config.attempts),
@@ -309,7 +309,6 @@ impl ClientCore {
             self.untried = self.servers.len();
         }
         self.is_full_round = self.untried == self.servers.len();
-        self.errors.clear();
         Stage::NextServer
     }
 
@@ -347,9 +346,7 @@ impl ClientCore {
         while self.untried > 0 {
             let server = self.next % self.servers.len();
             (self.next, self.untried) = (server + 1, self.untried - 1);
-            if let Some(error) = &self.servers[server].ruled_out {
-                // Repeated in each round, so that the last error of the client names every server.
-                self.errors.push(error.clone());
+            if self.servers[server].ruled_out {
                 continue;
             }
             let trial = Trial {
@@ -359,16 +356,15 @@ impl ClientCore {
             };
             return Stage::Dialing(Box::new(trial), None);
         }
-        if self.servers.iter().all(|server| server.ruled_out.is_some()) {
-            return self.end(ClientError::NoServerLeft(self.errors.clone()));
+        if self.servers.iter().all(|server| server.ruled_out) {
+            return self.end(ClientError::NoServerLeft(self.failures()));
         }
-        locked(&self.state.failures).clone_from(&self.errors);
         // The rest of a round after a short session does not count as a failed round.
         self.rounds += u32::from(self.is_full_round);
         if self.attempts.is_some_and(|attempts| self.rounds >= attempts) {
             return self.end(ClientError::GaveUp {
                 attempts: self.rounds,
-                last: self.errors.clone(),
+                last: self.failures(),
             });
         }
         self.pause(at)
@@ -440,10 +436,17 @@ impl ClientCore {
             warn!(target: LOG, "{}: cannot connect to {error}", self.name());
         } else {
             warn!(target: LOG, "{}: this server is not tried again: {error}", self.name());
-            self.servers[server].ruled_out = Some(error.clone());
+            self.servers[server].ruled_out = true;
         }
-        self.errors.push(error);
+        self.servers[server].failed = Some(error);
+        *locked(&self.state.failures) = self.failures();
         Stage::NextServer
+    }
+
+    /// The last failure at each server.
+    fn failures(&self) -> Vec<DialError> {
+        let failed = self.servers.iter().filter_map(|server| server.failed.clone());
+        failed.collect()
     }
 
     /// A server has confirmed a session. `refused` is its refusal of the newest identity, if the
@@ -475,6 +478,9 @@ impl ClientCore {
         locked(&self.state.in_use).clone_from(&Some(identity.clone()));
         self.proven = Some(identity);
         locked(&self.state.failures).clear();
+        for server in self.servers.iter_mut().filter(|server| !server.ruled_out) {
+            server.failed = None;
+        }
         self.servers[trial.server].known = true;
         (self.rounds, self.attempts) = (0, self.state.config.attempts);
         self.state.configure(&standing.configuration);
@@ -561,7 +567,7 @@ impl ClientCore {
         info!(target: LOG, "{}: renewed: the certificate is valid until {not_after}", self.name());
         for server in &mut self.servers {
             // The server refused the former credentials, and may accept these.
-            server.ruled_out = None;
+            server.ruled_out = false;
         }
         true
     }

@@ -138,6 +138,26 @@ fn a_server_is_tried_again_after_a_passing_fault_of_the_attempt_with_the_old_cer
 }
 
 #[test]
+fn a_failure_is_told_before_the_other_servers_have_answered_and_until_the_next_session() {
+    let servers = ["a:1", "b:1"].map(|server| server.parse().unwrap());
+    let mut client = Stepped::new(agent().addresses(servers));
+    let failed = |client: &Stepped| {
+        let failures = client.core.handle().failures();
+        let servers = failures.into_iter().map(|failure| failure.server);
+        servers.collect::<Vec<_>>()
+    };
+    assert_eq!(client.core.handle().servers(), ["a:1", "b:1"]);
+    client.dials();
+    assert!(failed(&client).is_empty());
+    client.fails();
+    client.dials();
+    assert_eq!(failed(&client), ["a:1"]);
+    client.fails();
+    assert!(matches!(client.step(), Next::Wait(Some(_))));
+    assert_eq!(failed(&client), ["a:1", "b:1"]);
+}
+
+#[test]
 fn a_server_that_aborts_the_new_certificate_ends_the_client_unless_the_old_one_may_be_admitted_later() {
     let aborted = || DialFault::Refused(Refusal::PeerAborted);
     let not_trusted = DialFault::OwnCertificate("UnknownCA".to_owned());

@@ -4,6 +4,7 @@ use std::fs;
 
 use rustix::process::Signal;
 use ssntp::client::Client;
+use ssntp_test_support::port::HeldPort;
 
 use super::logs::client;
 use crate::cluster::processes::{Cluster, Done, Process, end_of, ssntp, until};
@@ -286,8 +287,19 @@ fn a_command_waits_for_a_silent_scheduler_until_its_timeout() {
     let cluster = Cluster::new("");
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
-    let error = cluster.fails(&format!("stop 5f --connect {address} --timeout 0.5"));
-    assert_eq!(error, "cannot connect: no server has answered in 0.5 s");
+    let refuses = HeldPort::new();
+    let both = format!("{},{address}", refuses.address());
+    let error = cluster.fails(&format!("stop 5f --connect {both} --timeout 0.5"));
+    let (refused, silent) = error.split_once("; ").unwrap();
+    let begin = format!(
+        "cannot connect: no server has answered in 0.5 s: {}: ",
+        refuses.address()
+    );
+    assert!(
+        refused.starts_with(&begin) && refused.contains("refused"),
+        "{error}"
+    );
+    assert_eq!(silent, format!("{address}: no answer"));
 }
 
 /// A scheduler that its service manager starts again takes more time than a few attempts.
