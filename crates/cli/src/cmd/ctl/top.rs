@@ -78,8 +78,11 @@ fn watch(args: &Args, stop: &Stop) -> Result<(), Failure> {
     let pause = || stop.channel().recv_timeout(args.interval.into()) == Err(RecvTimeoutError::Timeout);
     while left != Some(0) && pause() && !reader_is_gone() {
         let asked = sessions::all(&session, args.role);
+        // A list that the server refuses again and again would never be the last one.
+        let is_answered = args.count.is_some() && client.is_connected();
         if let Err(why) = &asked
             && client.ended().is_none()
+            && !is_answered
         {
             note(format_args!("ssntp: {why}"));
             await_session(&client, NEVER, stop)?;

@@ -576,6 +576,26 @@ fn top_shows_the_traffic_of_each_session() {
 }
 
 #[test]
+fn top_with_a_number_of_lists_ends_once_the_server_refuses_them() {
+    let place = Place::new();
+    let allow = |role| {
+        let settings = format!("allow: [ListSessions={role}]\n");
+        std::fs::write(place.path("server.yaml"), settings).unwrap();
+    };
+    allow("controller");
+    let (server, at) = place.server("--config-file server.yaml");
+    let flags = format!("--count 1000000 --interval 0.1 {}", connect(&at, "controller"));
+    let top = place.start(&format!("top {flags}"));
+    top.line("");
+    allow("agent");
+    server.signal(Signal::HUP);
+    let ended = top.ended();
+    let error = ended.err.concat();
+    assert_eq!(ended.code, Some(1), "{error}");
+    assert!(error.contains("does not allow ListSessions"), "{error}");
+}
+
+#[test]
 fn watch_shows_senders_and_operands_and_no_payload() {
     let place = Place::new();
     let own = "--application COMMAND/0x80=Scaled";
