@@ -260,19 +260,20 @@ impl Workload {
 
 fn parse(file: &[u8]) -> Result<Workload, String> {
     let documents: Vec<_> = yaml::documents(file).collect();
-    let has = |document: &Document<'_>, key| {
-        let read = Node::parse(document.bytes, 1, yaml::MAX_DOCUMENT_LEN);
-        read.is_ok_and(|keys| keys.get(key).is_some())
+    let is_workload = |document: &Document<'_>| {
+        Node::parse(document.bytes, 1, yaml::MAX_DOCUMENT_LEN).is_ok_and(|keys| {
+            let has_command = keys
+                .get("command")
+                .is_some_and(|command| command.list().is_some());
+            has_command || keys.get("start").is_some_and(|start| start.pairs().is_ok())
+        })
     };
     // A START has at most three documents: the command, user data and meta data.
-    let rooted = documents
-        .iter()
-        .take(3)
-        .position(|document| has(document, "start"));
-    let command = rooted.unwrap_or(0);
+    let command = documents.iter().take(3).position(is_workload).unwrap_or(0);
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
-    let is_workload = |document| has(document, "start") || has(document, "command");
-    if documents.len() > 3 || others.clone().any(|(_, document)| is_workload(document)) {
+    // One of two may be user data that has such a key.
+    let are_workloads = documents.len() > 1 && others.clone().all(|(_, document)| is_workload(document));
+    if documents.len() > 3 || are_workloads {
         return Err(
             "a START holds one workload, user data and meta data; `ssntp ctl apply` takes several \
                     workloads"
@@ -286,7 +287,8 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
         let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
         return Ok(of_one(payload, true));
     }
-    let keys: StartKeys = keys.decode(rooted.map(|_| "start")).map_err(|e| e.to_string())?;
+    let root = keys.get("start").map(|_| "start");
+    let keys: StartKeys = keys.decode(root).map_err(|e| e.to_string())?;
     let named = keys.is_one_instance();
     let start = keys.start()?;
     check_start(&start).map_err(|(key, why)| format!("{key}: {why}"))?;
@@ -322,6 +324,20 @@ mod tests {
         let payload = workload.starts().next().unwrap();
         assert_eq!(payload.start.instance_uuid.to_string(), uuid);
         assert_eq!(payload.user_data.unwrap().as_text(), Some("#cloud-config\n"));
+    }
+
+    #[test]
+    fn user_data_may_have_any_keys() {
+        for key in ["command: now", "command: [now]", "start: now", "start: {now: 1}"] {
+            let data = format!("#cloud-config\n{key}\n");
+            for workload in ["command: [a]\n", "start:\n  command: [a]\n"] {
+                let file = format!("{workload}---\n{data}---\n{{}}\n");
+                let payload = parse(file.as_bytes()).unwrap().starts().next().unwrap();
+                assert_eq!(payload.start.command, ["a"], "{file}");
+                assert_eq!(payload.user_data.unwrap().as_text(), Some(&*data));
+                assert_eq!(payload.meta_data.unwrap().as_text(), Some("{}\n"));
+            }
+        }
     }
 
     #[test]
