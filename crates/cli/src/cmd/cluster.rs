@@ -7,12 +7,13 @@
 //! ```
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use serde_json::Value;
 use ssntp::Role;
-use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host, ParseHostError};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
@@ -46,7 +47,7 @@ pub(crate) struct Init {
     /// A DNS name or IP address at which nodes and operators reach the scheduler; may be
     /// given several times [default: the host of --listen, else this machine's name and
     /// localhost]
-    #[arg(long = "host", value_name = "NAME-OR-IP")]
+    #[arg(long = "host", value_name = "NAME-OR-IP", value_parser = of_all_machines)]
     hosts: Vec<Host>,
     /// The address at which the scheduler listens
     #[arg(long, value_name = "ADDR", value_parser = to_dial, default_value = ":8888")]
@@ -58,6 +59,17 @@ pub(crate) struct Init {
     /// The name of the cluster: in the authority's certificate, and that of the context
     #[arg(long, value_name = "NAME", default_value = "ssntp", value_parser = cluster_name)]
     name: String,
+}
+
+/// Reads a host that means the same on every machine.
+fn of_all_machines(text: &str) -> Result<Host, String> {
+    match text.parse().map_err(|e: ParseHostError| e.to_string())? {
+        Host::Address(IpAddr::V6(ip)) if ip.is_unicast_link_local() => Err(
+            "a link-local address has another zone on each machine; --host takes a name or another address"
+                .into(),
+        ),
+        host => Ok(host),
+    }
 }
 
 /// The lifetime of the certificates that the authority issues here.
@@ -83,7 +95,7 @@ impl Init {
         let mut wanted = CertificateRequest::new(Role::SCHEDULER)
             .days(DAYS)
             .uuid(Uuid::new_v4());
-        wanted.hosts = self.hosts();
+        wanted.hosts = self.hosts()?;
         let its = authority.issue(&wanted)?;
         // Bound to no UUID, so that several commands may run at a time.
         let wanted = CertificateRequest::new(Role::CONTROLLER).days(DAYS);
@@ -104,10 +116,7 @@ impl Init {
                 dir.join("scheduler.pem"),
                 format!("the scheduler's certificate, for {hosts}"),
             ),
-            (
-                dir.join("operator.pem"),
-                format!("your certificate; the current context is {name}, at {reached}"),
-            ),
+            (dir.join("operator.pem"), "your certificate".to_owned()),
             (dir.join("scheduler.yaml"), "the scheduler's settings".to_owned()),
         ];
         let state = dir.join("state");
@@ -132,7 +141,7 @@ impl Init {
         mine.save(operator)?;
         let text = self.settings(&state, [ca, scheduler, issuer]);
         ssntp_transport::replace(settings, text.as_bytes()).map_err(|e| Failure::at(settings, e))?;
-        Contexts::change(|contexts| {
+        let added = Contexts::change(|contexts| {
             let text = |path: &Path| path.to_string_lossy().into_owned();
             let context = Context {
                 connect: vec![absolute(&reached)],
@@ -143,27 +152,37 @@ impl Init {
             contexts.current.clone_from(name);
             contexts.contexts.insert(name.clone(), context);
             Ok(())
-        })?;
+        });
         let mut output = Output::lock();
         for (path, what) in &files {
             output.line(format_args!("{}: {what}", path.display()))?;
         }
+        if added.is_ok() {
+            output.line(format_args!("the current context is {name}, at {reached}"))?;
+        }
         let settings = for_shell(settings);
         output.line(format_args!("next: ssntp scheduler --config-file {settings}"))?;
         output.line("then: ssntp token add --role agent")?;
-        output.flush()
+        output.flush()?;
+        added.map_err(|why| {
+            let (ca, cert) = (for_shell(ca), for_shell(operator));
+            why.with_advice(format_args!(
+                "the cluster is made, but your context is not: before you add tokens, run `ssntp context add --use \
+                 {name} --connect {reached} --ca {ca} --cert {cert}`"
+            ))
+        })
     }
 
     /// The hosts of --host, else that of --listen, if it is one.
-    fn hosts(&self) -> Vec<Host> {
+    fn hosts(&self) -> Result<Vec<Host>, Failure> {
         let is_any = |host: &Host| matches!(host, Host::Address(ip) if ip.is_unspecified());
         match &self.listen {
-            Address::Tcp { host, .. } if self.hosts.is_empty() => host
-                .parse::<Host>()
-                .into_iter()
-                .filter(|host| !is_any(host))
-                .collect(),
-            _ => self.hosts.clone(),
+            Address::Tcp { host, .. } if self.hosts.is_empty() && !host.is_empty() => {
+                let named = of_all_machines(host);
+                let named = named.map_err(|why| Failure::usage(format_args!("--listen: {host}: {why}")))?;
+                Ok(if is_any(&named) { Vec::new() } else { vec![named] })
+            }
+            _ => Ok(self.hosts.clone()),
         }
     }
 

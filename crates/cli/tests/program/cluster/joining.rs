@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 
@@ -210,6 +210,13 @@ fn a_token_is_for_its_roles_its_node_and_its_cluster() {
     let verified = made.run("cert verify --ca etc/ca.pem joined/node.pem").succeed();
     assert!(verified[0].contains("good for netagent"), "{verified:?}");
 
+    let several = made.run("token add --role agent --at a:1,b:2").ended();
+    let why = several.err.concat();
+    assert!(
+        several.code == Some(2) && why.contains("one address is expected here"),
+        "{why}"
+    );
+
     // A role that the issuer does not list cannot be had.
     let why = made.run("token add --role cnciagent").fail(1);
     assert!(why.contains("issuer gives the roles agent,netagent"), "{why}");
@@ -408,6 +415,37 @@ fn a_cluster_is_not_made_twice_in_one_directory_or_under_one_name() {
     fs::create_dir_all(made.directory.path().join("third/state")).unwrap();
     let why = made.run("cluster init --dir third --name third").fail(1);
     assert!(why.contains("third/state: exists already"), "{why}");
+}
+
+#[test]
+fn a_cluster_whose_context_cannot_be_written_is_made_and_the_command_that_is_left_is_told() {
+    let made = Made {
+        directory: tempfile::tempdir().unwrap(),
+        port: HeldPort::new(),
+    };
+    let contexts = made.directory.path().join("ssntp");
+    symlink("nowhere", &contexts).unwrap();
+    let line = format!(
+        "cluster init --dir etc --host localhost --listen {}",
+        made.port.address()
+    );
+    let init = made.run(&line).ended();
+    let error = init.err.concat();
+    assert_eq!(init.code, Some(1), "{error}");
+    assert!(
+        error.contains("the cluster is made, but your context is not"),
+        "{error}"
+    );
+    let told = init.out.join(" ");
+    assert!(
+        told.contains("next: ssntp scheduler") && !told.contains("the current context"),
+        "{told}"
+    );
+    fs::remove_file(contexts).unwrap();
+    let left = error.split('`').nth(1).unwrap();
+    made.run(left.strip_prefix("ssntp ").unwrap()).succeed();
+    let _scheduler = made.scheduler("");
+    made.token("--role agent");
 }
 
 #[test]
@@ -631,6 +669,12 @@ fn a_cluster_is_made_in_a_directory_of_any_name_and_for_any_address() {
     assert!(all.contains("at ") && !all.contains("0.0.0.0"), "{lines:?}");
     let why = init("zero", "zero", "--listen :0").ended();
     assert_eq!(why.code, Some(2), "{:?}", why.err);
+    for flags in ["--host fe80::1", "--host fe80::1%lo", "--listen [fe80::1%lo]:9"] {
+        let why = init("local", "bad", flags).ended();
+        let error = why.err.concat();
+        assert_eq!(why.code, Some(2), "{flags}: {error}");
+        assert!(error.contains("a link-local address has another zone"), "{error}");
+    }
     for name in ["a b", "../x", "", "x\u{301}"] {
         let why = init(name, "bad", "").ended();
         assert_eq!(why.code, Some(2), "{name}: {:?}", why.err);
