@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
+use log::warn;
 use ssntp::pki::{Identity, ServerCheck, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
@@ -172,7 +173,18 @@ pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> R
         None if reachable.is_empty() => Err(Failure::usage(
             "--advertise is needed: --listen names no address at which other servers reach this one",
         )),
-        _ => Ok(reachable),
+        _ => {
+            // The others dial the first one.
+            let first = reachable.first().and_then(|first| first.parse().ok());
+            if let Some(local) = first.filter(Address::is_local)
+                && advertise.is_none()
+            {
+                warn!(
+                    "--join: the other servers dial {local}, which is on this machine alone: --advertise names another address"
+                );
+            }
+            Ok(reachable)
+        }
     }
 }
 
@@ -180,6 +192,24 @@ pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> R
 mod tests {
     use super::*;
     use crate::watching::each_file_is_watched;
+
+    #[test]
+    fn an_address_that_only_this_machine_reaches_is_told() {
+        let told = |listen: &str, advertise: Option<&Address>| {
+            let listen = [listen.parse().unwrap()];
+            ssntp_test_support::warnings(|| drop(addresses(&listen, advertise)))
+        };
+        for local in ["localhost:1", "127.0.0.1:1", "[::1]:1"] {
+            let told = told(local, None);
+            assert!(
+                told.len() == 1 && told[0].contains("--advertise names another"),
+                "{told:?}"
+            );
+        }
+        let advertised = "localhost:1".parse().unwrap();
+        assert!(told("localhost:1", Some(&advertised)).is_empty());
+        assert!(told("10.0.0.1:1", None).is_empty());
+    }
 
     #[test]
     fn each_file_of_credentials_for_the_etcd_is_watched_and_its_end_is_known() {

@@ -157,6 +157,8 @@ fn a_server_that_cannot_join_fails_with_the_reason() {
             "{flags}: {error}"
         );
         assert_eq!(done.status.code(), Some(code), "{flags}: {error}");
-        assert!(code == 2 || error.lines().count() == 1, "{flags}: {error}");
+        // Before it there may be a warning that others cannot reach the server.
+        let lines = error.lines().filter(|line| !line.contains(" WARN "));
+        assert!(code == 2 || lines.count() == 1, "{flags}: {error}");
     }
 }
