@@ -66,10 +66,11 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     }
 }
 
-/// The list of servers, from all pages of the answer.
+/// The list of servers, from all pages of the answer. A server without --advertise does not know at which address others
+/// reach it, so the one that answers has the address at which this program has reached it.
 fn all(session: &Session<'_>) -> Result<Servers, Failure> {
     let (id, mut head) = (new_id(), Servers::default());
-    let entries = all_pages(|&after| {
+    let mut entries = all_pages(|&after| {
         let question = ListServers {
             id: id.clone(),
             after,
@@ -79,13 +80,18 @@ fn all(session: &Session<'_>) -> Result<Servers, Failure> {
         head = page;
         Ok::<_, Failure>(found)
     })?;
+    let is_own = |entry: &ServerEntry| matches!(entry.state, ServerState::Own | ServerState::Draining);
+    let own = entries.iter_mut().find(|entry| is_own(entry));
+    if let Some(own) = own.filter(|own| own.address.is_empty())
+        && let Some(reached) = session.controller.client().server()
+    {
+        own.address = reached.address.to_string();
+    }
     Ok(Servers { entries, ..head })
 }
 
 fn drained(session: &Session<'_>, servers: &[ServerEntry], args: &DrainArgs) -> Result<(), Failure> {
-    let reached = session.controller.client().server();
-    let reached = reached.map(|server| server.address.to_string());
-    let server = find(servers, &args.name, reached.as_deref())?;
+    let server = find(servers, &args.name)?;
     let question = DrainServer {
         id: new_id(),
         uuid: server.uuid.clone(),
@@ -122,21 +128,13 @@ fn takes_clients(server: &ServerEntry) -> bool {
     !matches!(server.state, ServerState::Away | ServerState::Draining)
 }
 
-/// The server with this address, or with a UUID that begins so. `reached` is the address at which
-/// this program has reached the server that sent the list.
-fn find<'a>(
-    servers: &'a [ServerEntry],
-    name: &str,
-    reached: Option<&str>,
-) -> Result<&'a ServerEntry, Failure> {
+/// The server with this address, or with a UUID that begins so.
+fn find<'a>(servers: &'a [ServerEntry], name: &str) -> Result<&'a ServerEntry, Failure> {
     let beginning = name.trim().to_ascii_lowercase();
     let is_meant = |entry: &&ServerEntry| {
-        // A server without --advertise does not know at which address others reach it.
-        let is_reached = matches!(entry.state, ServerState::Own | ServerState::Draining)
-            && reached.is_some_and(|reached| reached == name);
         let has_uuid = !beginning.is_empty() && entry.uuid.as_str().starts_with(&beginning);
         let has_address = !name.is_empty() && entry.address == name;
-        has_address || is_reached || has_uuid
+        has_address || has_uuid
     };
     let meant: Vec<_> = servers.iter().filter(is_meant).collect();
     let name = printable(name);
@@ -180,7 +178,7 @@ mod tests {
         };
         let one = "0d9d0c5e-6f3a-4b7e-9c55-1a2b3c4d5e6f";
         let two = "0d9d0c5e-6f3a-4b7e-9c55-1a2b3c4d5e70";
-        let find = |servers: &[ServerEntry], name: &str| super::find(servers, name, Some("here:1")).cloned();
+        let find = |servers: &[ServerEntry], name: &str| super::find(servers, name).cloned();
         let mut servers = [entry(one, "a:1"), entry(two, "b:1"), entry("", "c:1")];
         for name in [one, "a:1", "0D9D0C5E-6F3A-4B7E-9C55-1A2B3C4D5E6"] {
             assert_eq!(find(&servers, name).unwrap().uuid.as_str(), one, "{name}");
@@ -197,15 +195,12 @@ mod tests {
             let error = find(&servers, name).unwrap_err();
             assert!(error.plain().unwrap().starts_with(reason), "{name}: {error:?}");
         }
-        // Two servers without --advertise: the error names both, and the one that answers is also
-        // found by the address at which it was reached.
+        // Two servers without --advertise: the error names both.
         servers[0].address.clear();
         servers[1].address.clear();
         let error = find(&servers, "here:1").unwrap_err();
         let names = format!("known are {one} (no --advertise), {two} (no --advertise), c:1");
         assert!(error.plain().unwrap().ends_with(&names), "{error:?}");
         assert!(find(&servers, "").is_err(), "no name is the name of no server");
-        servers[1].state = ServerState::Own;
-        assert_eq!(find(&servers, "here:1").unwrap().uuid.as_str(), two);
     }
 }

@@ -77,6 +77,8 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
         (&"here:1".into(), &1.into())
     );
     assert_eq!(in_state("own")["version"], env!("CARGO_PKG_VERSION"));
+    // Without --advertise it has the address at which it was reached.
+    assert_eq!(in_state("own")["address"], first.as_str());
     assert_eq!(in_state("away")["address"], "unix:nobody");
     let (_, table, _) = ctl(dir.path(), &first, "servers");
     assert!(table.contains("here:1") && table.contains("away"), "{table}");
@@ -110,8 +112,7 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
     two.ended();
     one.wait("/healthz", |_, text| text.contains("unix:nobody"));
     one.wait("/metrics", |_, text| text.contains("ssntp_links 0\n"));
-    let own = in_state("own")["uuid"].as_str().unwrap();
-    let (done, _, error) = ctl(dir.path(), &first, &format!("servers drain {own} --within 0"));
+    let (done, _, error) = ctl(dir.path(), &first, &format!("servers drain {first} --within 0"));
     assert!(
         done && error.contains("no other server is known that could take its clients"),
         "{error}"
