@@ -262,10 +262,10 @@ impl ServerConfig {
         /// or one frame. Default: a quarter of the memory that the process may use.
         queue_budget: u64;
 
-        /// The time for which senders are held for a slow session: one whose queue is half full and
+        /// The time for which senders are paused for a slow session: one whose queue is half full and
         /// that reads less than 4 MiB and 20,000 frames a second, or its part of that if senders are
-        /// held for several sessions at once. After that its queue fills up and senders are no longer
-        /// held. Default: 1 s.
+        /// paused for several sessions at once. After that its queue fills up and senders are no longer
+        /// paused. Default: 1 s.
         patience: Duration;
 
         /// The policy for a session whose queue is full. Default: [`SlowConsumer::Disconnect`].

@@ -49,9 +49,9 @@ impl Context<'_> {
 
     /// Sends a frame to one client. All frames to one client leave in the order in which they are sent.
     /// If the receiver has no room for a frame that is sent from [`Handler::frame`](super::Handler::frame) or
-    /// [`Handler::run`](super::Handler::run), the session whose frame is being handled is held: it is not read until the
-    /// receiver has room. For other calls there is no session to hold, so the policy for slow consumers
-    /// applies when the receiver's queue is full. Dropped frames are counted in
+    /// [`Handler::run`](super::Handler::run), the session whose frame is being handled is paused: it is not read
+    /// until the receiver has room. For other calls there is no session to pause, so the policy for slow
+    /// consumers applies when the receiver's queue is full. Dropped frames are counted in
     /// [`SessionCounters::frames_dropped`].
     ///
     /// # Errors
@@ -106,23 +106,21 @@ impl Context<'_> {
         self.state.delivery.sessions.of(uuid).map(Session::counters)
     }
 
-    /// The number of frames that connections which are gone have lost: frames that were in the queue at
-    /// the end of a connection, or were sent to it later. Those of a session are added when its threads
-    /// have ended, some time after [`Handler::disconnected`](super::Handler::disconnected).
+    /// The number of frames that ended connections have lost: frames that waited at the end of a connection,
+    /// or were sent to it later. Those of a session are added when its threads have ended, some time after
+    /// [`Handler::disconnected`](super::Handler::disconnected).
     pub fn frames_lost(&self) -> u64 {
         self.state.connections.frames_lost()
     }
 
-    /// Ends the session of `uuid` after its queue is sent. False if there is none.
+    /// Ends the session of `uuid` after its queue is sent. False if it is not connected to this server.
     pub fn disconnect(&mut self, uuid: Uuid) -> bool {
-        let id = self
-            .state
-            .delivery
-            .sessions
-            .of(uuid)
-            .map(|session| session.info.id);
-        id.map(|id| self.state.end(id, DisconnectReason::Application, false))
-            .is_some()
+        let Some(session) = self.state.delivery.sessions.of(uuid) else {
+            return false;
+        };
+        let id = session.info.id;
+        self.state.end(id, DisconnectReason::Application, false);
+        true
     }
 
     /// Begins to stop the server, as [`ServerHandle::stop`](super::ServerHandle::stop)
@@ -174,7 +172,7 @@ impl Context<'_> {
         self.state.routing.set_filter(filter);
     }
 
-    /// Answers a request of this or an earlier call.
+    /// Answers a request, in the call that received it or later.
     ///
     /// # Errors
     /// [`SendError`]; the answer was not queued. [`SendError::NotConnected`] if the client that asked
@@ -201,7 +199,7 @@ impl Context<'_> {
     }
 }
 
-/// The way of what the application sends.
+/// Checks what the application sends, and sends it.
 impl Context<'_> {
     fn send_from(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         let mut parcel = self.state.delivery.checked(frame, self.state.time.wall)?;
@@ -226,8 +224,8 @@ impl Context<'_> {
         self.state.delivery.links.servers()
     }
 
-    /// The frames and bytes that wait for a session of this server; or for the link to the server of
-    /// that UUID; or for the link to the server that has a session of that UUID.
+    /// The frames and bytes that wait for a session of this server. For another server, or a session of
+    /// one, those that wait for the link to that server. `None` if the UUID is unknown.
     pub fn waiting(&self, uuid: Uuid) -> Option<Load> {
         match self.state.delivery.sessions.of(uuid) {
             Some(session) => Some(session.outbox.figures().waiting),
@@ -261,9 +259,9 @@ impl Context<'_> {
         servers.len()
     }
 
-    /// Passes frames of a session of this server to the application of another server, as if the
-    /// session were connected there: its [`Handler::run`](super::Handler::run)(super::Handler::run) is called. While
-    /// a receiver there has no room for frames that these cause, the session is not read here.
+    /// Passes frames of a session of this server to the application of another server, whose
+    /// [`Handler::run`](super::Handler::run) is called as if the session were connected there. While a
+    /// receiver there has no room for frames that these cause, the session is not read here.
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server.

@@ -53,7 +53,7 @@ use crate::request::Request;
 use ssntp_transport::dispatch::{Action, Core, DispatchEvent, Drops, Events, Origin, RemotePause, View};
 use ssntp_transport::{ConnectionId, EndReason, Limits, Load, OutboxCounters, excerpt};
 
-/// The limit of the queue of a link, in bytes. Senders are held from the mark of its queue on. The rest has
+/// The limit of the queue of a link, in bytes. Senders are paused from the mark of its queue on. The rest has
 /// room for the snapshot of 80,000 sessions.
 const LINK_QUEUE: u64 = 16 << 20;
 

@@ -140,12 +140,12 @@ pub enum HeldBack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pace {
-    /// No sender is held for this session.
+    /// No sender is paused for this session.
     Keeps,
-    /// Its queue is at its mark, and senders have been held for this long, or for this long since it
+    /// Its queue is at its mark, and senders have been paused for this long, or for this long since it
     /// last kept the pace.
     Awaited(Duration),
-    /// It was too slow for the whole patience. Its senders are no longer held, and its queue fills up.
+    /// It was too slow for the whole patience. Its senders are no longer paused, and its queue fills up.
     Slow,
 }
 

@@ -427,7 +427,7 @@ impl State {
         }
     }
 
-    /// Applies the policy for slow consumers to a session whose queue is full, if no sender can be held.
+    /// Applies the policy for slow consumers to a session whose queue is full, if no sender can be paused.
     /// `newest` is the item that found no room.
     pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
         let Some(session) = self.delivery.sessions.get(id) else {

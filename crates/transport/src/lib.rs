@@ -15,7 +15,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`dispatch`] | the dispatcher, and the life of a connection |
-//! | [`flow`] | flow control: connections that may send, and connections that are held |
+//! | [`flow`] | flow control: connections that may send, and connections that are paused |
 //! | `link` | the reader thread and the writer thread of a connection |
 //! | [`outbox`] | the queue of a connection and its end |
 //! | [`tls`], `newcomers` | both directions as TLS; the threads that accept and make handshakes |

@@ -9,7 +9,7 @@
 //!
 //! The server handles these frames itself; the application gets none of them. An operator requests a list
 //! page by page, so the longest list takes no more room in a queue than 64 entries. Each frame is handled
-//! alone, so that an operator that does not read its answers is held like any other peer.
+//! alone, so that an operator that does not read its answers is paused like any other peer.
 //!
 //! | file | holds |
 //! |---|---|

@@ -360,7 +360,7 @@ fn items_of_the_application_beyond_the_limit_meet_the_policy() {
             assert_eq!(net.drop_overflow(&receiver, oldest), usize::from(over));
         }
         assert_eq!(receiver.outbox.counters().figures().dropped, 2);
-        // A sender is held behind the application's items, and its item is not dropped.
+        // A sender is paused behind the application's items, and its item is not dropped.
         net.send_item(&sender, &receiver, item("waits"));
         assert!(net.waits(&sender) && net.flow.overflow(receiver.id).is_none());
         net.drain(&receiver);
