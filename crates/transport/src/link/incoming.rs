@@ -11,11 +11,11 @@ use crate::outbox::Outbox;
 use crate::socket::is_timeout;
 use crate::stream::{Decode, Inbox, Load, Receive};
 
-/// The interval at which an unfinished item is checked while its peer is silent.
-const LOOK: Duration = Duration::from_secs(1);
+/// The longest read timeout in the middle of a long item.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The time that a write may wait without progress once the peer has ended its side or broken the
-/// protocol. A write that is under way keeps its own limit.
+/// The time that a write may wait without progress once the reader has ended. A write that is under
+/// way keeps its own limit.
 pub(super) const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// The received bytes of a link that are not decoded yet.
@@ -23,12 +23,13 @@ pub(super) const LAST_WRITE: Duration = Duration::from_secs(1);
 pub struct Incoming<D: Decode> {
     decoder: D,
     inbox: Inbox,
-    /// The number of received bytes that were not reported with items yet.
-    counted: usize,
+    /// The number of received bytes that no [`Next::Hand`] has reported yet.
+    unreported: usize,
     /// The time that the peer may be silent in the middle of a long item.
-    silence: Option<Duration>,
+    max_silence: Option<Duration>,
+    /// The time since its last byte, counted in read timeouts.
     silent: Duration,
-    /// True while an item is incomplete that is longer than each connection has memory for.
+    /// True while an item is incomplete that needs reserved memory.
     is_long: bool,
     fault: Option<D::Error>,
     /// The end of the stream, or its error.
@@ -38,7 +39,8 @@ pub struct Incoming<D: Decode> {
 /// The next step of a reader.
 #[derive(Debug)]
 pub enum Next {
-    /// Pass the items on, which were decoded from this number of bytes.
+    /// Pass the items on, if there are any, with the number of bytes received since the last `Hand`. They
+    /// may include the beginning of the next item.
     Hand(usize),
     /// Receive more of an item of which `held` bytes have arrived. `wanted` is its whole length, or
     /// 0 if that is unknown. Memory for it has to be reserved first.
@@ -54,13 +56,13 @@ pub enum Next {
 
 impl<D: Decode> Incoming<D> {
     /// The bytes in `inbox` come first. In the middle of a long item the peer may be silent for
-    /// `silence`, or without limit if that is `None`.
-    pub fn new(decoder: D, inbox: Inbox, silence: Option<Duration>) -> Self {
+    /// `max_silence`, or without limit if that is `None`.
+    pub fn new(decoder: D, inbox: Inbox, max_silence: Option<Duration>) -> Self {
         Self {
             decoder,
-            counted: inbox.bytes.len(),
+            unreported: inbox.bytes.len(),
             inbox,
-            silence,
+            max_silence,
             silent: Duration::ZERO,
             is_long: false,
             fault: None,
@@ -75,9 +77,9 @@ impl<D: Decode> Incoming<D> {
         if self.fault.is_none() {
             let before = self.inbox.bytes.len();
             self.fault = self.decoder.decode(&mut self.inbox.bytes, items).err();
-            // Also without items, if bytes of a frame were skipped: they show that the peer is alive.
+            // Also without items, if bytes of an item were skipped: they show that the peer is alive.
             if !items.is_empty() || before > self.inbox.bytes.len() {
-                return Next::Hand(std::mem::take(&mut self.counted));
+                return Next::Hand(std::mem::take(&mut self.unreported));
             }
         }
         let held = self.inbox.bytes.len();
@@ -88,7 +90,7 @@ impl<D: Decode> Incoming<D> {
             (None, Some(Ok(()))) => EndReason::Truncated,
             (None, None)
                 if self
-                    .silence
+                    .max_silence
                     .is_some_and(|limit| self.is_long && self.silent >= limit) =>
             {
                 let why = format!("a frame did not come to its end, only {held} bytes of it have arrived");
@@ -105,33 +107,33 @@ impl<D: Decode> Incoming<D> {
     /// read timeout of the stream if that changes: short items have none, because they hold little
     /// memory.
     pub fn allow(&mut self, most: usize) -> Option<Option<Duration>> {
-        // Only now, because the memory for it is reserved.
+        // The inbox allocates this much at once, so it is told only now that the memory is reserved.
         self.inbox.wanted = self.decoder.wanted();
         self.inbox.most = most.min(self.inbox.room());
         let is_long = self.inbox.bytes.len().max(self.inbox.wanted) > UNRESERVED;
         let changes = std::mem::replace(&mut self.is_long, is_long) != is_long;
-        changes.then(|| is_long.then(|| self.look()))
+        changes.then(|| is_long.then(|| self.read_timeout()))
     }
 
-    fn look(&self) -> Duration {
-        self.silence.map_or(LOOK, |limit| limit.min(LOOK))
+    fn read_timeout(&self) -> Duration {
+        self.max_silence.unwrap_or(READ_TIMEOUT).min(READ_TIMEOUT)
     }
 
     /// Receives once. True if the sending direction has bytes to flush.
     pub fn receive(&mut self, stream: &mut dyn Receive) -> bool {
         let held = self.inbox.bytes.len();
         let received = stream.receive(&mut self.inbox);
-        self.counted += self.inbox.bytes.len() - held;
+        self.unreported += self.inbox.bytes.len() - held;
         match received {
             Ok(received) => {
                 self.silent = Duration::ZERO;
                 self.end = received.end.then_some(Ok(()));
                 received.flush
             }
-            // The read timeout is shorter than the limit and its occurrences are counted here, because
-            // other connections may need the memory meanwhile.
+            // The read timeout is shorter than the allowed silence, because other connections may need the
+            // memory meanwhile.
             Err(e) if self.is_long && is_timeout(&e) => {
-                self.silent += self.look();
+                self.silent += self.read_timeout();
                 false
             }
             Err(e) => {
@@ -142,7 +144,7 @@ impl<D: Decode> Incoming<D> {
     }
 }
 
-/// The reason for the end of a link whose reader has found `found`.
+/// The reason for the end of a link, for which its reader has found the reason `found`.
 pub fn end_reason(outbox: &Outbox, found: EndReason) -> EndReason {
     match (outbox.failure(), found) {
         // The reader finds an end of the stream when the writer has failed, so the writer's error
@@ -171,7 +173,8 @@ impl LastWrites {
         }
     }
 
-    /// The time of the next check. `None` if everything is sent, or the writer makes no progress.
+    /// Checks the writer. Returns the time of the next check, or `None` if the wait is over: everything is
+    /// sent, or the writer made no progress for a second.
     pub fn look(&mut self, outbox: &Outbox, now: Instant) -> Option<Instant> {
         if outbox.wait_until_drained(Duration::ZERO) {
             return None;
@@ -363,7 +366,7 @@ mod tests {
             (vec![Ok(1), Err(silent)], true),
         ];
         for (items, is_lost) in cases {
-            let (mut incoming, ..) = incoming(Some(2 * LOOK));
+            let (mut incoming, ..) = incoming(Some(2 * READ_TIMEOUT));
             let (mut left, mut receiver) = (items.len(), Told(items.into_iter()));
             let next = loop {
                 incoming.allow(usize::MAX);
@@ -383,14 +386,14 @@ mod tests {
     fn a_long_item_has_a_time_limit_and_a_short_one_has_not() {
         let mut items = Vec::new();
         for (first, is_long) in [(1, false), (3, true)] {
-            let (mut incoming, mut receive, remote) = incoming(Some(3 * LOOK));
+            let (mut incoming, mut receive, remote) = incoming(Some(3 * READ_TIMEOUT));
             remote.write(&[first]).unwrap();
             assert_eq!(incoming.allow(usize::MAX), None);
             incoming.receive(&mut *receive);
             let wanted = usize::from(first) * 10_000;
             let next = incoming.next(&mut items);
             assert!(matches!(next, Next::Receive { held: 1, wanted: all } if all == wanted));
-            assert_eq!(incoming.allow(usize::MAX), is_long.then_some(Some(LOOK)));
+            assert_eq!(incoming.allow(usize::MAX), is_long.then_some(Some(READ_TIMEOUT)));
             if is_long {
                 for _ in 0..2 {
                     incoming.receive(&mut *receive);

@@ -15,8 +15,8 @@ use crate::stream::{Decode, Receive};
 /// The receiver of a link's items and events. The reader thread makes all calls. Only the function that
 /// [`room`](Self::room) returns is called by the writer thread.
 pub trait Sink<I>: Send + 'static {
-    /// Receives items in the order of the stream, with the number of bytes that were received for
-    /// them. It may block; then the socket fills and the peer cannot send more. False ends the link.
+    /// Receives items in the order of the stream, with the number of bytes that were received since the last
+    /// call. It may block; then the socket fills and the peer cannot send more. False ends the link.
     fn items(&mut self, items: &mut Vec<I>, bytes: usize) -> bool;
 
     /// Returns the maximum number of bytes of the next read. `held` bytes of an item have arrived, and
