@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A blocking byte stream that one thread reads while another writes.
-///
-/// Every call takes `&self`: one thread reads, one writes, and any thread may
+/// A blocking byte stream that one thread reads while another writes. Any thread may call
 /// [`shutdown`](Self::shutdown), which wakes both.
 pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// Blocks until there are bytes. Returns 0 at the end of the stream.
@@ -94,8 +92,8 @@ pub enum PeerAddress {
 }
 
 impl PeerAddress {
-    /// The part of its IP address by which limits count, if it has one: of IPv6 the first 64 bits, because
-    /// a host may choose the others.
+    /// The part of the IP address by which limits count: of IPv6 the first 64 bits, because a host may choose
+    /// the others. `None` if there is no IP address.
     pub fn host(self) -> Option<IpAddr> {
         match self {
             Self::Ip(address) => Some(match address.ip().to_canonical() {
@@ -137,7 +135,7 @@ impl WriteHalf {
         }
     }
 
-    /// Counts the bytes that are written from now on in `written`.
+    /// From now on, adds the number of written bytes to `written`.
     pub(crate) fn count_in(&mut self, written: Arc<AtomicU64>) {
         self.written = written;
     }
@@ -148,7 +146,7 @@ impl WriteHalf {
         self.write_all(&rest)
     }
 
-    /// True if a part of earlier bytes is left.
+    /// True if bytes of [`write_now`](Self::write_now) are left.
     pub(crate) fn has_rest(&self) -> bool {
         !self.rest.is_empty()
     }

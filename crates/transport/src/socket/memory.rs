@@ -349,25 +349,27 @@ impl MemoryListener {
     /// # Errors
     /// `ConnectionRefused` once it is closed.
     pub fn connect(&self, first: Faults, second: Faults) -> io::Result<MemoryStream> {
-        self.enter(pair_with(first, second), &Cancel::new())
+        self.enter(pair_with(first, second), Duration::MAX, &Cancel::new())
     }
 
-    /// As [`connect`](Self::connect) with the faults of the listener, and ends at once when `cancel`
-    /// is cancelled.
-    pub(crate) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
+    /// As [`connect`](Self::connect) with the faults of the listener, but waits at most `limit` for room, and
+    /// ends at once when `cancel` is cancelled.
+    pub(crate) fn connect_unless(&self, limit: Duration, cancel: &Cancel) -> io::Result<MemoryStream> {
         let pair = self.network().pair();
-        self.enter(pair, cancel)
+        self.enter(pair, limit, cancel)
     }
 
     fn enter(
         &self,
         (client, server): (MemoryStream, MemoryStream),
+        limit: Duration,
         cancel: &Cancel,
     ) -> io::Result<MemoryStream> {
         select! {
             send(self.sender, server) -> sent => sent.map_err(|_| io::ErrorKind::ConnectionRefused)?,
             recv(self.closed.done()) -> _ => return Err(io::ErrorKind::ConnectionRefused.into()),
             recv(cancel.done()) -> _ => return Err(cancelled_error()),
+            default(limit) => return Err(io::ErrorKind::TimedOut.into()),
         }
         Ok(client)
     }

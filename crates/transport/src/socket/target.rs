@@ -10,7 +10,6 @@ use super::cancel::Cancel;
 use super::duplex::Duplex;
 use super::tcp::TcpOptions;
 use super::{tcp, unix};
-use crate::host::{deadline, left};
 use crate::socket::memory::MemoryListener;
 
 /// The target of a client: an address, or a listener in this process.
@@ -23,7 +22,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Connects within `limit`. Blocks until then, or until `cancel` is cancelled.
+    /// Connects. Blocks for at most `limit`, or until `cancel` is cancelled.
     pub fn connect(
         &self,
         options: &TcpOptions,
@@ -35,23 +34,21 @@ impl Target {
                 Arc::new(tcp::connect_unless(host, *port, options, limit, cancel)?)
             }
             Self::Address(Address::Unix(path)) => Arc::new(unix::connect_unless(path, limit, cancel)?),
-            Self::Memory(listener) => Arc::new(listener.connect_unless(cancel)?),
+            Self::Memory(listener) => Arc::new(listener.connect_unless(limit, cancel)?),
         })
     }
 
-    /// This target once for each address of its name, and the time for connecting to each. A name with several
-    /// addresses is several servers: a caller tries one after the other until one serves it. Blocks until the
-    /// system has looked the name up, for at most `limit`, or until `cancel` is cancelled.
+    /// A target for each address of the name of this one, each with its time limit for
+    /// [`connect`](Self::connect). A name with several addresses is several servers: a caller tries one after
+    /// the other until one serves it. Blocks until the system has looked the name up, for at most `limit`, or
+    /// until `cancel` is cancelled.
     pub fn addresses(&self, limit: Duration, cancel: &Cancel) -> io::Result<Vec<(Self, Duration)>> {
         let Self::Address(Address::Tcp { host, port }) = self else {
             return Ok(vec![(self.clone(), limit)]);
         };
-        let end = deadline(limit);
-        let found = tcp::addresses(host, *port, end, cancel)?;
-        // Each has its share of the time, so that one that drops packets leaves time for the others.
-        let share = left(end)? / u32::try_from(found.len()).unwrap_or(u32::MAX).max(1);
-        let address = |address| (Self::Address(Address::of(address)), share);
-        Ok(found.into_iter().map(address).collect())
+        let found = tcp::addresses(host, *port, limit, cancel)?.into_iter();
+        let target = |(address, limit)| (Self::Address(Address::of(address)), limit);
+        Ok(found.map(target).collect())
     }
 
     /// The name that the server has to prove by default.
@@ -165,6 +162,9 @@ mod tests {
         for _ in 0..64 {
             waiting.push(target.connect(&options, LONG, &Cancel::new()).unwrap());
         }
+        let limited = target.connect(&options, Duration::from_millis(20), &Cancel::new());
+        assert_eq!(limited.unwrap_err().kind(), io::ErrorKind::TimedOut);
+
         let cancel = Cancel::new();
         let cancelled = cancel.clone();
         let thread = threads::spawn("t", move || target.connect(&options, LONG, &cancelled)).unwrap();

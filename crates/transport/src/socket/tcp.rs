@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use super::cancel::{Cancel, cancelled_error};
 use super::duplex::Duplex;
 use super::lookup;
-use crate::host::{deadline, left, now};
+use crate::host::{deadline, left};
 
 /// The kernel's probes of a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,15 +105,9 @@ pub fn connect_unless(
     limit: Duration,
     cancel: &Cancel,
 ) -> io::Result<Socket> {
-    let deadline = deadline(limit);
-    let addresses = addresses(host, port, deadline, cancel)?;
     let mut last = no_address(host);
-    for (tried, address) in addresses.iter().enumerate() {
-        // Each address has its share of the time, so that one that drops packets leaves time for the
-        // others.
-        let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
-        let share = deadline.saturating_duration_since(now()) / others;
-        match connect_one(*address, share, cancel) {
+    for (address, share) in addresses(host, port, limit, cancel)? {
+        match connect_one(address, share, cancel) {
             Ok(stream) => {
                 options.apply(&stream)?;
                 return Ok(stream);
@@ -127,20 +121,22 @@ pub fn connect_unless(
     Err(last)
 }
 
-/// The addresses of a host; an empty one is this host.
+/// The addresses of a host, each with its time limit for connecting; an empty host is this one.
 pub(super) fn addresses(
     host: &str,
     port: u16,
-    deadline: Instant,
+    limit: Duration,
     cancel: &Cancel,
-) -> io::Result<Vec<SocketAddr>> {
+) -> io::Result<Vec<(SocketAddr, Duration)>> {
     let host = if host.is_empty() { "localhost" } else { host };
+    let deadline = deadline(limit);
     let found = lookup::addresses(host, port, deadline, cancel)?;
     if found.is_empty() {
-        Err(no_address(host))
-    } else {
-        Ok(found)
+        return Err(no_address(host));
     }
+    // Each has its share of the time, so that one that drops packets leaves time for the others.
+    let share = left(deadline)? / u32::try_from(found.len()).unwrap_or(u32::MAX);
+    Ok(found.into_iter().map(|address| (address, share)).collect())
 }
 
 fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {

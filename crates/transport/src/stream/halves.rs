@@ -67,8 +67,8 @@ pub trait Transmit: Send + fmt::Debug {
         Ok(())
     }
 
-    /// Counts the bytes that the system takes from now on in `written`, also those of an item that
-    /// it takes in part. Default: not counted, so progress is measured by whole items.
+    /// From now on, adds the number of bytes that the system takes to `written`, also of an item that it
+    /// takes in part. Default: not counted, so progress is measured by whole items.
     fn count_in(&mut self, written: Arc<AtomicU64>) {
         let _ = written;
     }
