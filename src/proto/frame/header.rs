@@ -111,14 +111,14 @@ impl FrameKind {
         )
     }
 
-    /// True if the operand belongs to applications, see [`Operands`](crate::proto::Operands).
+    /// True if the operand belongs to applications: 0x80 to 0xfe, see [`Operands`](crate::proto::Operands).
     pub const fn is_application(self) -> bool {
         self.frame_type.is_known() && self.operand >= 0x80 && self.operand != 0xff
     }
 
     /// True for commands of operators, which list and end sessions, and for their answers.
     pub const fn is_of_operators(self) -> bool {
-        // Without 0x47, which is a command of controllers.
+        // Without 0x47, Tenant, which goes to the application.
         match self.frame_type {
             FrameType::COMMAND => matches!(self.operand, 0x43..=0x46 | 0x48..=0x4a),
             FrameType::EVENT => matches!(self.operand, 0x43..=0x46 | 0x4a | 0x4b),
@@ -182,12 +182,12 @@ fn by_number(text: &str) -> Option<FrameKind> {
     let (frame_type, operand) = text.split_once('/')?;
     let operand = u8::from_str_radix(operand.strip_prefix("0x")?, 16).ok()?;
     let kind = FrameKind::new(frame_type.parse().ok()?, operand);
-    // The protocol's operands have names, and every peer would refuse one of its numbers without
-    // a name.
+    // An operand of the protocol is given by its name, and a number that the protocol has not assigned would
+    // be refused by every peer.
     kind.is_application().then_some(kind)
 }
 
-/// The operand whose name a text misspells: at most a third of the letters are wrong.
+/// The operand whose name a text misspells: one letter is wrong, or at most a third of the letters.
 fn nearest(text: &str) -> Option<FrameKind> {
     let text = text.to_ascii_lowercase();
     // No name is that long, and the time of the comparison grows with the length.
@@ -195,15 +195,16 @@ fn nearest(text: &str) -> Option<FrameKind> {
         return None;
     }
     // The case of letters does not count as a mistake.
-    let distance = |kind: FrameKind| edits(&text, &kind.name()?.to_ascii_lowercase());
-    let best = FrameKind::all().filter_map(|kind| Some((distance(kind)?, kind)));
-    let (edits, kind) = best.min_by_key(|(edits, _)| *edits)?;
+    let distance = |kind: FrameKind| Some((edits(&text, &kind.name()?.to_ascii_lowercase()), kind));
+    let (edits, kind) = FrameKind::all()
+        .filter_map(distance)
+        .min_by_key(|(edits, _)| *edits)?;
     (edits * 3 <= text.len().max(3)).then_some(kind)
 }
 
 /// The Levenshtein distance: the number of letters to insert, remove or replace to turn one text
 /// into the other.
-fn edits(one: &str, other: &str) -> Option<usize> {
+fn edits(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, letter) in one.bytes().enumerate() {
         let mut diagonal = at;
@@ -214,7 +215,7 @@ fn edits(one: &str, other: &str) -> Option<usize> {
             row[to + 1] = replaced.min(row[to] + 1).min(diagonal + 1);
         }
     }
-    row.last().copied()
+    row[other.len()]
 }
 
 /// A text that is not the name of a frame type or operand.
@@ -236,7 +237,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Its length in bytes.
+    /// The length of a header in bytes.
     pub const LEN: usize = 8;
     /// The major version that this crate speaks.
     pub const MAJOR: u8 = 0;
