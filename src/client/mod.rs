@@ -14,7 +14,7 @@
 //!  │     │  connected  │ ── from each state ─▶│    ended    │
 //!  │     └──────┬──────┘                      └─────────────┘
 //!  │            │ lost: Disconnected           Closed
-//!  └────────────┘ (after a first, short pause)
+//!  └────────────┘ (after a pause, if there is no other server)
 //! ```
 //!
 //! ```text
@@ -89,7 +89,7 @@
 //! | `node_files` | `NodeFiles`: the files of a node that has joined (feature `issue`) |
 //! | `core` | all decisions: rounds of attempts, back-off, the end of a session, the end |
 //! | `client_thread` | the thread that carries the decisions out |
-//! | `time` | the time of a step |
+//! | `time` | the time of a step of the core, and its random number |
 //! | `figures` | [`ClientFigures`]: a snapshot for monitoring |
 //! | `uuid_file` | UUIDs that are kept on disk, one for each running client |
 
@@ -138,8 +138,9 @@ use ssntp_transport::{deadline, locked, remaining, threads};
 /// A running client. It receives events, and derefs to its [`ClientHandle`].
 ///
 /// # Threads
-/// A client owns the client's thread and, during a session, that session's reader and writer. It
-/// is `Send` and `Sync`: any thread may receive, but each event goes to one receiver only.
+/// A client owns the client's thread, one that renews its certificate if that is configured, and during a
+/// session its reader and writer. The client is `Send` and `Sync`: any thread may receive, but each event
+/// goes to one receiver only.
 /// [`close`](Self::close), or dropping the client, ends all threads and every wait. It blocks for
 /// little more than the configured grace period, unless the system is resolving a host name, which
 /// cannot be interrupted. Other threads send through a cheap [`ClientHandle`].
@@ -169,7 +170,7 @@ impl Client {
     /// # Errors
     /// A mistake in the configuration: a role that the certificate does not hold, a UUID that is
     /// not the certificate's, a UUID directory that cannot be used, or an identity that TLS does
-    /// not accept. No thread is left running.
+    /// not accept. Or the system cannot start a thread. No thread is left running.
     pub fn start(config: ClientConfig) -> Result<Self, ClientError> {
         let (core, events) = ClientCore::new(config)?;
         let client = Self {
@@ -270,9 +271,9 @@ impl Client {
         self.events.iter().filter_map(ClientEvent::into_frame)
     }
 
-    /// Ends the client and waits for its threads. Every wait of every thread ends at once. Frames
-    /// in the session's queue are still sent, within the configured grace period, and the server
-    /// receives close_notify. Frames that the server sends from now on are not received; events
+    /// Ends the client and waits for its threads. Threads that wait for an event, for room or for an answer
+    /// return at once. Frames in the session's queue are still sent, within the configured grace period, and
+    /// the server receives close_notify. Frames that the server sends from now on are not received; events
     /// that already wait are. A second call does nothing.
     pub fn close(&self) {
         self.handle.close();
