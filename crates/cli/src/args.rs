@@ -34,7 +34,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 impl Args {
-    /// Reads the command line, and the settings file that it names. Exits if either is wrong.
+    /// Reads the command line, and the settings file that it names. Exits if either is wrong, and after help.
     pub(crate) fn read(words: Vec<OsString>) -> (Self, Settings) {
         let words = common_flags_last(words);
         let read = settings::read(&command(), &words);
@@ -50,7 +50,7 @@ impl Args {
             }
             Err(Invalid::Words(e)) => {
                 let printed = e.print().map_err(|error| Failure::output(&error));
-                // Help is output, and an error of the command line is not.
+                // Help that cannot be printed is a failure. An error of the command line is one already.
                 if let Err(failure) = printed
                     && failure.is_failure()
                     && !e.use_stderr()
@@ -73,7 +73,7 @@ impl Args {
 
 /// A tip for a wrong command line for which clap prints no tip.
 fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
-    // The common flags were moved behind the subcommand, so it is the first word after the program.
+    // `common_flags_last` has made the subcommand the first word after the program.
     let named = words.get(1)?.to_str()?;
     match error.kind() {
         ErrorKind::MissingRequiredArgument if named == "server" => {
@@ -94,7 +94,7 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
     }
 }
 
-/// True if a command line has --json: errors are for a program then.
+/// True if a command line has --json: a program reads its errors then.
 pub(crate) fn asks_for_json(words: &[OsString]) -> bool {
     // The words after `--` are the command of a workload, which may have its own --json.
     let mut own = words.iter().skip(1).take_while(|word| *word != "--");
@@ -115,7 +115,7 @@ const COMMON: [&str; 9] = [
     "--log",
     "--log-format",
 ];
-/// The only such flag without a value.
+/// The only flag without a value that may also be given there.
 const COMMON_SWITCH: &str = "--json";
 
 /// Moves the common flags from before the subcommand to behind it and its own subcommands.

@@ -1,8 +1,8 @@
 //! The connected clients: their sessions, the times at which something is due for one of them, the
 //! counters of agents by name, and the log lines that clients cause.
 //!
-//! A session is in this table from its connection to its end. The name of an element counts as
-//! connected as long as a session has it.
+//! A session is in the table until [`Clients::remove`], which the core also calls when it closes a
+//! connection. So no name belongs to a session that is about to end.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::model::Name;
 use crate::peer::{ConnectionId, Due, host};
 use ssntp_transport::{Deadlines, LogLimit, excerpt};
 
-/// All clients. A connection that is not in the table has ended; methods have no effect on it.
+/// All clients. A connection that is not in the table has ended, and nothing is changed for it.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     sessions: HashMap<ConnectionId, Session>,
@@ -35,7 +35,7 @@ impl Clients {
         self.sessions.insert(connection, session);
     }
 
-    /// Removes a client. Returns false if it is unknown.
+    /// Removes a client. Returns false if it was not in the table.
     pub(super) fn remove(&mut self, connection: ConnectionId, settings: &ServerSettings) -> bool {
         let Some(session) = self.sessions.remove(&connection) else {
             return false;
@@ -73,7 +73,7 @@ impl Clients {
     }
 
     /// Accepts the identity of a client or refuses it. With `unique_names`, also returns the other
-    /// client of this name, which has to be closed.
+    /// client of this name, which the caller has to close.
     pub(super) fn handle_identity(
         &mut self,
         now: Instant,

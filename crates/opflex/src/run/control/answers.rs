@@ -30,7 +30,7 @@ pub(in super::super) fn start(
     server: ServerHandle,
     limits: Limits,
 ) -> Result<Acceptance, StartError> {
-    // Only the server's own user can connect, so a policy of any size is accepted.
+    // Only the server's own user can connect, so a policy may take any memory.
     let limits = Limits {
         message: limits.message.max(MESSAGE),
         memory: usize::MAX,
@@ -50,8 +50,8 @@ pub(in super::super) fn start(
     })
 }
 
-/// Carries out a request of a control connection, and makes the answer. Blocks until an edit is made
-/// and kept.
+/// Carries out a request on the thread of its control connection, and makes the answer. Blocks until an edit
+/// is made and kept, or until the dispatcher has answered.
 fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, Box<ErrorResponse>> {
     let Request::Custom(mut calls) = request else {
         let what = "the control socket supports only the method custom";
@@ -62,15 +62,14 @@ fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, 
     };
     if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
         let (wanted, at) = edit(&call)?;
-        let edited = server.edit_at(wanted, at).map_err(not_edited)?;
+        let edited = server.edit_at(wanted, at).map_err(edit_error)?;
         // This call returns only after the updates of the edit are in the queues of clients.
-        server.with(|_| ()).map_err(not_edited)?;
+        server.with(|_| ()).map_err(edit_error)?;
         return Ok(reply(id, &call.method, edited));
     }
     if call.method == SESSIONS {
-        let sessions = server.sessions();
-        // Made on this thread, because this list is not sent in parts.
-        let sessions = sessions.map_err(ErrorResponse::error)?;
+        let sessions = server.sessions().map_err(ErrorResponse::error)?;
+        // The JSON is made here and not on the dispatcher, because this list is not sent in parts.
         let sessions: Vec<Value> = sessions.iter().map(flat).collect();
         return Ok(reply(id, &call.method, json!({ "sessions": sessions })));
     }
@@ -81,13 +80,13 @@ fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, 
 }
 
 /// The error of an edit, which says so if the edit may have been made.
-fn not_edited(why: CallError) -> Box<ErrorResponse> {
+fn edit_error(why: CallError) -> Box<ErrorResponse> {
     let is_unknown = match &why {
         CallError::Engine(why) => why.is_unknown(),
         why => matches!(why, CallError::Stopped),
     };
     if is_unknown {
-        // First, because readers cut long messages.
+        // This comes first, because readers cut long messages.
         ErrorResponse::error(format_args!("the change may have been made: {why}"))
     } else {
         ErrorResponse::error(why)
@@ -109,7 +108,7 @@ fn edit(call: &Custom) -> Result<(Edit, Option<u64>), Box<ErrorResponse>> {
     Ok((edit, put.if_revision))
 }
 
-/// The answer with an error.
+/// The answer that a request failed.
 fn failure(id: &Id, error: &ErrorResponse) -> Bytes {
     frame(Frame::failure(id, error))
 }
@@ -163,6 +162,7 @@ enum Entries<'a> {
     Agents(Vec<Value>),
 }
 
+/// Answers a question, on the dispatcher. Of a list, the answer has the part that fits into one call.
 fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
     let (core, method) = (cx.core(), call.method.as_str());
     Ok(match method {
