@@ -389,7 +389,7 @@ impl Enrolments {
             locked(&self.0.kept).is_shown = true;
             self.read_again()?;
         }
-        Err(unknown("other schedulers change the document all the time").into())
+        Err(not_stored("other schedulers change the document all the time").into())
     }
 
     /// Stores the records. Returns the document's new revision, or `None` if another scheduler has changed it

@@ -221,6 +221,20 @@ fn a_token_counts_once_among_several_schedulers_that_are_asked_at_once() {
 }
 
 #[test]
+fn a_change_that_others_forestall_each_time_is_known_not_to_be_made() {
+    let (engine, site) = (MemoryEngine::new(), Site::new());
+    let (one, _first) = one_of_several(&engine, 1);
+    let (two, _second) = one_of_several(&engine, 2);
+    let forestalled = one.change(|records| {
+        two.read_again()?;
+        site.add(&two, 1);
+        records.add_token(site.token(1).1).map_err(not_stored)
+    });
+    assert_eq!(reason(forestalled).0, EnrolmentRefusal::NotStored);
+    assert_eq!(one.records().tokens(0).count(), ATTEMPTS);
+}
+
+#[test]
 fn without_an_answer_of_the_engine_a_join_is_unknown_and_the_same_key_asks_again() {
     let (engine, site) = (MemoryEngine::new(), Site::new());
     let (records, _membership) = one_of_several(&engine, 1);
