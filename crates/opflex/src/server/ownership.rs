@@ -17,6 +17,8 @@
 //! element has declared it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::iter;
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use super::resolves::seconds;
@@ -57,6 +59,7 @@ pub(super) struct Ownership {
 #[derive(Debug, Default)]
 struct Account {
     of: HashMap<Uri, (Name, usize)>,
+    by_element: HashMap<Name, BTreeSet<Uri>>,
     memory: Shares<Name>,
 }
 
@@ -66,22 +69,40 @@ impl Account {
         self.of.get(uri).map(|(element, bytes)| (element, *bytes))
     }
 
+    /// The objects of an element at and below a URI.
+    fn at_and_below<'a>(&'a self, element: &Name, uri: &'a Uri) -> impl Iterator<Item = &'a Uri> + use<'a> {
+        let below = format!("{}/", uri.path());
+        let all = self.by_element.get(element);
+        let from = (Bound::Included(below.as_str()), Bound::Unbounded);
+        let behind = all.map(|all| all.range::<str, _>(from)).into_iter().flatten();
+        let behind = behind.take_while(move |other| other.as_str().starts_with(&below));
+        let itself = all.and_then(|all| all.get(uri)).into_iter();
+        itself.chain(behind.filter(|other| uri.covers(other)))
+    }
+
     /// Counts an object, which may have counted for another element or with other bytes until now.
     fn set(&mut self, uri: Uri, element: &Name, bytes: usize) {
-        self.memory.charge(element.clone(), bytes);
         // The key stays if there is one, which has the text that the tree has as well.
-        let former = self.of.insert(uri, (element.clone(), bytes));
-        self.refund(former);
+        let known = self.of.get_key_value(&uri).map(|(known, _)| known.clone());
+        let uri = known.unwrap_or(uri);
+        self.memory.charge(element.clone(), bytes);
+        self.remove(&uri);
+        let of_element = self.by_element.entry(element.clone()).or_default();
+        of_element.insert(uri.clone());
+        self.of.insert(uri, (element.clone(), bytes));
     }
 
     fn remove(&mut self, uri: &Uri) {
-        let former = self.of.remove(uri);
-        self.refund(former);
-    }
-
-    fn refund(&mut self, former: Option<(Name, usize)>) {
-        if let Some((element, bytes)) = former {
-            self.memory.refund(&element, bytes);
+        let Some((element, bytes)) = self.of.remove(uri) else {
+            return;
+        };
+        self.memory.refund(&element, bytes);
+        if let Some(all) = self.by_element.get_mut(&element) {
+            all.remove(uri);
+            // Peers choose the names of elements, so empty entries must not pile up.
+            if all.is_empty() {
+                self.by_element.remove(&element);
+            }
         }
     }
 }
@@ -182,17 +203,24 @@ impl Ownership {
             return Err(no_room(tree));
         }
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
-        // The entry of an object in the account, which may be half empty. The name counts for each object, because
+        // The entries of an object in the account, which may be half empty. The name counts for each object, because
         // an element may send its name again before each.
-        let entry = 2 * size_of::<(Uri, (Name, usize))>() + json::allocated(16 + element.len());
+        let entry = 2 * size_of::<(Uri, (Name, usize), Uri)>() + json::allocated(16 + element.len());
         let mut bytes: HashMap<Uri, usize> = HashMap::new();
         for object in &mut objects {
             // An object must not become the parent of an object of another element.
             object.children.retain(|child| !after.is_of_another(child));
             *bytes.entry(object.uri.clone()).or_insert(entry) += object.memory();
         }
-        let replacement = tree.replacement(objects, |uri| after.is_of_another(uri));
-        for uri in self.moved_with(element, tree, &coming) {
+        let taken = self.taken(element, &coming);
+        // Only objects of these elements can go or move, so the endpoints of others cost nothing.
+        let elements: HashSet<&Name> = taken.values().copied().chain([element]).collect();
+        let covered = |uri: &Uri| {
+            let of = |name: &&Name| self.account.at_and_below(name, uri).cloned().collect::<Vec<_>>();
+            elements.iter().flat_map(of).collect()
+        };
+        let replacement = tree.replacement_among(objects, |uri| after.is_of_another(uri), covered);
+        for uri in self.moved_with(&taken, &coming) {
             if let Some((_, of_uri)) = self.account.of(uri)
                 && !replacement.gone().contains(uri)
                 && !after.is_of_another(uri)
@@ -243,9 +271,9 @@ impl Ownership {
         });
         let uris = meant.map(|undeclare| &undeclare.endpoint_uri);
         let own = uris.filter(|uri| self.element(uri) == Some(element));
-        let own: Vec<Uri> = own.cloned().collect();
-        let is_of_another = |top: &Uri, uri: &Uri| self.element(uri) != self.element(top);
-        let changes = tree.delete_sparing(&own, is_of_another);
+        let gone = own.flat_map(|top| iter::once(top).chain(self.account.at_and_below(element, top)));
+        let gone: Vec<Uri> = gone.cloned().collect();
+        let changes = tree.delete_alone(&gone);
         self.forget_deleted(&changes);
         changes
     }
@@ -276,7 +304,7 @@ impl Ownership {
 
     /// Removes the endpoints whose time has ended.
     pub(super) fn handle_deadline(&mut self, now: Instant, tree: &mut Tree) -> Changes {
-        let due: Vec<Uri> = std::iter::from_fn(|| self.expiry.pop(now)).collect();
+        let due: Vec<Uri> = iter::from_fn(|| self.expiry.pop(now)).collect();
         self.end(tree, &due)
     }
 
@@ -284,8 +312,15 @@ impl Ownership {
     /// declaration is in force.
     fn end(&mut self, tree: &mut Tree, roots: &[Uri]) -> Changes {
         let ended: HashSet<&Uri> = roots.iter().collect();
-        let is_in_force = |uri: &Uri| self.nearest(uri).is_none_or(|(root, _)| !ended.contains(root));
-        let changes = tree.delete_sparing(roots, |_, uri| is_in_force(uri));
+        let is_over = |uri: &&Uri| self.nearest(uri).is_some_and(|(root, _)| ended.contains(root));
+        let owned = roots
+            .iter()
+            .filter_map(|root| Some((root, self.owners.get(root)?)));
+        let gone = owned.flat_map(|(root, owner)| {
+            iter::once(root).chain(self.account.at_and_below(&owner.element, root))
+        });
+        let gone: Vec<Uri> = gone.filter(is_over).cloned().collect();
+        let changes = tree.delete_alone(&gone);
         self.forget_deleted(&changes);
         changes
     }
@@ -299,26 +334,32 @@ impl Ownership {
         }
     }
 
-    /// The objects at and below those of a request that have belonged to another element. Only these may move with
-    /// them, so an element that declares its own endpoints again pays for no others.
-    fn moved_with<'a>(
-        &self,
-        element: &Name,
-        tree: &'a Tree,
-        coming: &HashSet<Uri>,
-    ) -> impl Iterator<Item = &'a Uri> + use<'a> {
-        let is_taken = |uri: &&Uri| {
-            let uri: &Uri = uri;
+    /// The objects of a request that another element loses by it, also those that are new below an endpoint of it,
+    /// each with that element.
+    fn taken<'a>(&'a self, element: &Name, coming: &'a HashSet<Uri>) -> HashMap<&'a str, &'a Name> {
+        let former = |uri: &Uri| {
             // A new declaration with the last slash takes what is below the one without it.
             let at = self.owners.get(uri).or_else(|| self.owners.get(uri.path()));
-            let former = at.or_else(|| self.nearest(uri).map(|(_, owner)| owner));
-            former.is_some_and(|owner| owner.element != *element)
+            at.or_else(|| self.nearest(uri).map(|(_, owner)| owner))
         };
-        let taken: HashSet<&str> = coming.iter().filter(is_taken).map(Uri::as_str).collect();
-        let is_top =
-            |uri: &&Uri| taken.contains(uri.as_str()) && !uri.prefixes().any(|above| taken.contains(above));
-        let tops: Vec<Uri> = coming.iter().filter(is_top).cloned().collect();
-        tops.into_iter().flat_map(|uri| tree.covered(&uri))
+        let all = coming
+            .iter()
+            .filter_map(|uri| Some((uri.as_str(), &former(uri)?.element)));
+        all.filter(|(_, former)| *former != element).collect()
+    }
+
+    /// The objects of other elements at and below those that are taken from them. Only these may move with them.
+    fn moved_with<'a>(&'a self, taken: &HashMap<&str, &'a Name>, coming: &'a HashSet<Uri>) -> Vec<&'a Uri> {
+        let mut moved = Vec::new();
+        for uri in coming {
+            // What is below another object that is taken from the same element is found there.
+            if let Some(former) = taken.get(uri.as_str())
+                && !uri.prefixes().any(|above| taken.get(above) == Some(former))
+            {
+                moved.extend(self.account.at_and_below(former, uri));
+            }
+        }
+        moved
     }
 
     /// The element that an object belongs to.

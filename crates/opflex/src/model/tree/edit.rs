@@ -93,6 +93,16 @@ impl Tree {
         before.compare(self)
     }
 
+    /// Deletes these objects, and nothing below them.
+    pub(crate) fn delete_alone(&mut self, uris: &[Uri]) -> Changes {
+        let mut before = Before::default();
+        for uri in uris {
+            self.remove(uri, &mut before);
+            self.unannounce(uri, &mut before);
+        }
+        before.compare(self)
+    }
+
     /// Carries out a whole update as one edit. Deletions come first, so that an
     /// object that the update deletes and sends again is kept.
     pub fn update(
@@ -133,6 +143,17 @@ impl Tree {
         objects: Vec<ManagedObject>,
         spare: impl Fn(&Uri) -> bool,
     ) -> Replacement {
+        self.replacement_among(objects, spare, |uri| self.covered(uri).cloned().collect())
+    }
+
+    /// As [`replacement`](Self::replacement). `covered` returns the objects at and below a URI, without some of
+    /// those that `spare` keeps.
+    pub(crate) fn replacement_among(
+        &self,
+        objects: Vec<ManagedObject>,
+        spare: impl Fn(&Uri) -> bool,
+        covered: impl Fn(&Uri) -> Vec<Uri>,
+    ) -> Replacement {
         let objects = with_all_children(self.with_parents(objects, |uri| !spare(uri)));
         let mut unlisted: Vec<Uri> = Vec::new();
         for object in &objects {
@@ -153,8 +174,8 @@ impl Tree {
                 let mut below = uri.prefixes().filter(|above| above.len() > child.as_str().len());
                 kept.contains(uri) || below.any(|above| kept.contains(above))
             };
-            let covered = self.covered(child);
-            gone.extend(covered.filter(|uri| !spare(uri) && !is_kept(uri)).cloned());
+            let covered = covered(child).into_iter();
+            gone.extend(covered.filter(|uri| !spare(uri) && !is_kept(uri)));
         }
         let announced = unlisted
             .iter()

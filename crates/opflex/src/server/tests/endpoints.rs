@@ -712,3 +712,21 @@ fn a_declare_of_an_object_above_the_endpoints_of_others_looks_at_none_of_them() 
     declare(&mut world, pe, &[ep("/ep/", 2)], 60);
     assert_eq!(LOOKED_AT.get(), 0);
 }
+
+#[test]
+fn what_is_taken_undeclared_or_replaced_looks_at_no_endpoint_of_others() {
+    let mut world = world(OnLeave::Remove);
+    let (other, a, b) = (world.element("pe1"), world.element("a"), world.element("b"));
+    let endpoints: Vec<_> = (0..50).map(|n| ep(&format!("/ep/x/{n}/"), 1)).collect();
+    declare(&mut world, other, &endpoints, 60);
+    LOOKED_AT.set(0);
+    for taker in [a, b, a, b] {
+        declare(&mut world, taker, &[ep("/ep/", 1), ep("/ep/x/", 1)], 60);
+        declare(&mut world, taker, &[ep("/ep/", 1)], 60);
+    }
+    undeclare(&mut world, b, "/ep/");
+    declare(&mut world, b, &[ep("/ep/", 1)], 60);
+    world.leave(b);
+    assert_eq!(LOOKED_AT.get(), 0);
+    assert_eq!(known(&world).len(), 50);
+}
