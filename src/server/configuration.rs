@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 
-use super::guard::guard;
 use crate::proto::{Command, FrameKind};
 use ssntp_pki::Role;
+use ssntp_transport::guard;
 
 /// Checks the payload of a CONFIGURE. The error text names the problem.
 pub(super) type ConfigurationCheck = dyn Fn(&[u8]) -> Result<(), String> + Send;
@@ -43,7 +43,7 @@ impl Configuration {
     /// message of a panic of the check.
     pub(super) fn replace(&mut self, payload: &Bytes) -> (Result<(), String>, Option<String>) {
         let mut verdict = Err("its check panicked".to_owned());
-        let panic = guard(|| verdict = (self.check)(payload));
+        let panic = guard(|| verdict = (self.check)(payload)).err();
         if verdict.is_ok() {
             // Copied, because the payload is a slice that keeps a longer read alive.
             self.content = Bytes::copy_from_slice(payload);

@@ -37,7 +37,6 @@ use super::context::Context;
 use super::disconnect::DisconnectReason;
 use super::environment::Environment;
 use super::error::SendError;
-use super::guard::guard;
 use super::handler::{ClusterHandler, Handler};
 use super::links::{EndCode, Forwarded, LinkEvent, LinkFault, Receivers};
 use super::log::{AUDIT, Named};
@@ -51,7 +50,7 @@ use crate::proto::{
 };
 use crate::request::Request;
 use ssntp_transport::dispatch::{Action, Core, DispatchEvent, Drops, Events, Origin, RemotePause, View};
-use ssntp_transport::{ConnectionId, EndReason, Limits, Load, OutboxCounters, excerpt};
+use ssntp_transport::{ConnectionId, EndReason, Limits, Load, OutboxCounters, excerpt, guard};
 
 /// The limit of the queue of a link, in bytes. Senders are paused from the mark of its queue on. The rest has
 /// room for the snapshot of 80,000 sessions.
@@ -168,7 +167,7 @@ impl ServerCore {
         let mut cx = Context {
             state: &mut self.state,
         };
-        let panic = guard(|| call(&mut *self.handler, &mut cx));
+        let panic = guard(|| call(&mut *self.handler, &mut cx)).err();
         self.state.delivery.links.act(false);
         self.state.log_panic(what, panic);
     }
@@ -727,7 +726,7 @@ impl Core for ServerCore {
     fn next_deadline(&mut self) -> Option<Instant> {
         self.timer = None;
         // Any call of the handler may have changed the result.
-        let panic = guard(|| self.timer = self.handler.next_timer());
+        let panic = guard(|| self.timer = self.handler.next_timer()).err();
         self.state.log_panic("next_timer", panic);
         [
             self.timer,

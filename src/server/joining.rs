@@ -22,12 +22,11 @@ use log::{Level, error, info};
 use super::config::Renewal;
 use super::enrol::{Enrolment, Place};
 use super::environment::Environment;
-use super::guard::guard;
 use super::handle::ServerHandle;
 use super::log::{AUDIT, Named};
 use crate::join::{JoinAnswer, MAX_REQUEST, message, receive};
 use ssntp_pki::{Enrolled, JoinRefusal, JoinRequest, SigningRequest};
-use ssntp_transport::{Duplex, Halves, Newcomer, excerpt, refuse, threads, wall_clock};
+use ssntp_transport::{Duplex, Halves, Newcomer, excerpt, guard, refuse, threads, wall_clock};
 
 /// The time for which a wrong proof waits for its answer, also if the node has ended its side.
 const DELAY: Duration = Duration::from_secs(1);
@@ -117,8 +116,8 @@ pub(super) fn start(
             let before = session.certificate();
             let trust = &handle.environment.active().credentials.trust;
             let mut renewed = Err(JoinRefusal::Unavailable);
-            let panic = guard(|| renewed = enrolment.renew(before, request.payload(), trust, wall_clock()));
-            if let Some(why) = panic {
+            let renew = || renewed = enrolment.renew(before, request.payload(), trust, wall_clock());
+            if let Err(why) = guard(renew) {
                 error!(target: "ssntp::server", "the application panicked in the renewal of a certificate: {why}");
             }
             let word = renewed.as_ref().map_or_else(JoinRefusal::word, |_| "renewed");

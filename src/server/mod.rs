@@ -68,7 +68,7 @@
 //! | `environment`, `own` | what all threads share; the server's own properties |
 //! | `error`, `disconnect` | [`SendError`], [`CallError`]; [`DisconnectReason`] |
 //! | `log` | the audit log, and the lines that clients can cause |
-//! | `guard`, `time` | panics of the application; the time of a call |
+//! | `time` | the time of a call |
 
 mod accept;
 mod actions;
@@ -99,7 +99,6 @@ pub(crate) mod environment;
 mod error;
 mod figures;
 mod filter;
-mod guard;
 mod handle;
 mod handler;
 #[cfg(feature = "issue")]

@@ -10,12 +10,12 @@ use uuid::Uuid;
 use super::delivery::Delivery;
 use super::directory::Directory;
 use super::filter::Filter;
-use super::guard::guard;
 use super::kinds::KindTable;
 use super::parcel::{Parcel, apart};
 use super::sessions::SessionInfo;
 use crate::proto::{Frame, FrameKind, Item, Operands};
 use ssntp_pki::Role;
+use ssntp_transport::guard;
 
 /// The decision of a routing function about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -262,7 +262,7 @@ fn forward(
 ) -> Option<String> {
     let mut decision = Decision::Discard;
     let directory = delivery.directory();
-    let panic = guard(|| decision = route(frame, from.uuid, &directory));
+    let panic = guard(|| decision = route(frame, from.uuid, &directory)).err();
     let Decision::Forward(receivers) = decision else {
         return panic;
     };

@@ -203,6 +203,15 @@ fn the_role_filter_decides_about_frames_of_the_application() {
     assert_eq!(sent.len(), 1);
 }
 
+/// The value of a panic, which panics again whenever it is dropped.
+struct Again;
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        std::panic::panic_any(Self);
+    }
+}
+
 /// Answers with the payload of the request, refuses an empty one, and panics if it is `panic`.
 struct Echo;
 
@@ -211,7 +220,7 @@ impl Handler for Echo {
         assert_eq!(from.uuid(), request.from());
         let answered = match &request.payload()[..] {
             b"" => cx.refuse(&request, "empty"),
-            b"panic" => panic!("on purpose: the test wants it"),
+            b"panic" => std::panic::panic_any(Again),
             question => cx.reply(&request, question.to_vec()),
         };
         answered.unwrap();
@@ -239,6 +248,8 @@ fn a_server_answers_each_request_of_each_client() {
     assert_eq!(refused, Err(RequestError::Refused("empty".into())));
     let refused = client.request(Frame::with_payload(QUERY, "panic"), LIMIT);
     assert_eq!(refused, Err(RequestError::Refused("not_answered".into())));
+    let question = Frame::with_payload(QUERY, "after the panic");
+    assert_eq!(client.request(question.clone(), LIMIT).unwrap(), question);
     let (one_way, asking) = (
         client.request(Frame::new(DRAIN), LIMIT),
         client.send(Frame::new(QUERY)),

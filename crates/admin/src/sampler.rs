@@ -2,12 +2,11 @@
 //! function, which all pages share.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{after, left, locked, locked_again, now};
+use ssntp_transport::{after, guard, left, locked, locked_again, now};
 
 /// The time for which a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -99,7 +98,7 @@ impl<T> Sampled<T> {
             drop(state);
             // A panic in the application's function must not end this thread: the next
             // call may succeed.
-            let result = catch_unwind(AssertUnwindSafe(&source));
+            let result = guard(&source);
             let result = result
                 .unwrap_or_else(|_| Err("the application's function for these pages panicked".into()))
                 .map(Arc::new);

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use ssntp_engine::{Answer, EngineError, Join, Machine, Member, Next, Request, When};
 use ssntp_test_support::memory_engine::MemoryEngine;
 use ssntp_test_support::random::Random;
+use ssntp_transport::guard;
 use uuid::Uuid;
 
 /// Faults begin before this, in milliseconds.
@@ -392,7 +393,7 @@ fn at_most_one_server_leads_under_all_faults() {
     let count = seeds.end - seeds.start;
     for seed in seeds {
         let mut world = World::new(seed, is_told);
-        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
+        let run = guard(|| world.run());
         assert!(run.is_ok(), "SSNTP_SEED={seed} replays it");
         terms += world.terms;
     }

@@ -50,6 +50,7 @@ mod deadlines;
 pub mod dispatch;
 mod end;
 pub mod flow;
+mod guard;
 mod histogram;
 mod host;
 mod link;
@@ -71,6 +72,7 @@ pub use self::deadlines::Deadlines;
 pub use self::dispatch::DispatcherFigures;
 pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};
+pub use self::guard::guard;
 pub use self::histogram::Histogram;
 pub use self::host::{
     NEVER, ProcessFigures, Room, after, deadline, descriptors, elapsed, left, locked, locked_again,

@@ -37,8 +37,6 @@ mod cluster;
 mod random;
 mod world;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use self::random::Random;
 use self::world::{Faults, World};
 
@@ -74,7 +72,7 @@ fn every_seed_keeps_the_invariants() {
 
 /// The number of STARTs that were sent, and the number of kills of the controller.
 fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
-    let result = catch_unwind(AssertUnwindSafe(|| {
+    let result = ssntp_transport::guard(|| {
         let mut random = Random::new(!seed);
         let faults = Faults {
             kills: random.happens(700),
@@ -90,10 +88,6 @@ fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
         let mut world = World::new(seed, faults, trace);
         world.run();
         (world.starts, world.kills)
-    }));
-    result.map_err(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        format!("SSNTP_SEED={seed}: {}", text.unwrap_or_default())
-    })
+    });
+    result.map_err(|why| format!("SSNTP_SEED={seed}: {why}"))
 }

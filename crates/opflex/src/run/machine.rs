@@ -10,7 +10,6 @@
 //!
 //! [`Side`] has the differences: admission, the handling of messages, and log lines.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use log::{debug, error};
@@ -25,7 +24,7 @@ use ssntp_transport::dispatch::{
 };
 use ssntp_transport::rustls::{self, AlertDescription};
 use ssntp_transport::threads::{self, Joined};
-use ssntp_transport::{EndReason, Load, OutboxCounters};
+use ssntp_transport::{EndReason, Load, OutboxCounters, guard};
 
 /// Sends events to the dispatcher of a [`Machine`].
 pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
@@ -187,8 +186,7 @@ pub(super) fn call<S: Side, T: Send + 'static>(
     }
     let (reply, result) = crossbeam_channel::bounded(1);
     post(events, move |machine, now, actions| {
-        let call = AssertUnwindSafe(|| reply.send(call(machine, now, actions)));
-        if catch_unwind(call).is_err() {
+        if guard(|| reply.send(call(machine, now, actions))).is_err() {
             error!(target: S::LOG, "the application panicked in a call");
         }
         // Also after a panic, because the call may have changed the core before.

@@ -11,6 +11,7 @@ use ssntp::Role;
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType, Operands, Run, Status};
 use ssntp::server::{Context, Decision, DisconnectReason, Filter, Handler, Rules, SessionId, SessionInfo};
 use ssntp_scheduler::Scheduler;
+use ssntp_transport::guard;
 
 /// The origin of a frame: a peer's number, or the handler.
 pub(super) const HANDLER: u32 = 1_000_000;
@@ -366,11 +367,10 @@ impl Handler for Application {
         let mut panic = None;
         for frame in run.frames() {
             // An application that panics loses the frames of the same run. Here each frame must be seen.
-            let call = std::panic::AssertUnwindSafe(|| self.frame(cx, from, frame));
-            panic = panic.or(std::panic::catch_unwind(call).err());
+            panic = panic.or(guard(|| self.frame(cx, from, frame)).err());
         }
-        if let Some(panic) = panic {
-            std::panic::resume_unwind(panic);
+        if let Some(why) = panic {
+            std::panic::resume_unwind(Box::new(why));
         }
     }
 

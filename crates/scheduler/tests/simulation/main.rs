@@ -75,7 +75,6 @@ mod threads;
 mod world;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -193,13 +192,9 @@ fn several_servers_keep_the_invariants() {
 }
 
 fn run<T>(seed: u64, world: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let result = catch_unwind(AssertUnwindSafe(world));
+    let result = ssntp_transport::guard(world);
     ssntp_transport::outbox::interleaving::set(None);
-    let result = result.unwrap_or_else(|panic| {
-        let message = panic.downcast_ref::<String>().cloned();
-        Err(message
-            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-            .unwrap_or_else(|| "it panics".into()))
-    });
-    result.map_err(|fault| format!("SSNTP_SEED={seed}: {fault}"))
+    result
+        .unwrap_or_else(Err)
+        .map_err(|fault| format!("SSNTP_SEED={seed}: {fault}"))
 }

@@ -1,12 +1,12 @@
 //! The reader thread of a link: it receives and decodes, and closes the link at the end.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::incoming::{Incoming, LAST_WRITE, LastWrites, Next, end_reason};
 use super::writer::Writer;
 use crate::end::EndReason;
+use crate::guard::guard;
 use crate::host::now;
 use crate::outbox::Outbox;
 use crate::socket::Duplex;
@@ -55,8 +55,8 @@ pub(super) struct Reader<D: Decode, S> {
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     pub(super) fn run(&mut self) {
         // A panic ends this link only, and is reported as the reason.
-        let found = catch_unwind(AssertUnwindSafe(|| self.read()))
-            .unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
+        let found =
+            guard(|| self.read()).unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
         self.end(found);
     }
 

@@ -2,10 +2,10 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::guard::guard;
 use crate::host::threads::{Joined, joined_small};
 use crate::host::{after, now};
 use crate::outbox::{Due, Outbox};
@@ -51,8 +51,7 @@ impl Drop for Writer {
 fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room: &dyn Fn()) {
     let mut writing = Writing::new(outbox.clone(), linger);
     loop {
-        let wrote = catch_unwind(AssertUnwindSafe(|| writing.step(room, now)));
-        match wrote {
+        match guard(|| writing.step(room, now)) {
             Ok(Wrote::Again) => {}
             Ok(Wrote::Idle) => writing.wait(),
             Ok(Wrote::Lingers(until)) => outbox.wait_until_over(until.saturating_duration_since(now())),

@@ -26,7 +26,6 @@ mod tests;
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{JoinHandle, available_parallelism};
@@ -34,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use log::{error, warn};
 
+use crate::guard::guard;
 use crate::host::{locked, locked_again, now, threads};
 use crate::log_limit::LogLimit;
 use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
@@ -354,7 +354,7 @@ impl Slot {
     fn serve(&self) {
         let Handshakes { serve, target, .. } = &*self.handshakes;
         // A panic in one handshake ends that newcomer's connection only.
-        if catch_unwind(AssertUnwindSafe(|| serve(&self.newcomer))).is_err() {
+        if guard(|| serve(&self.newcomer)).is_err() {
             error!(target: target, "{}: its handshake panicked", self.newcomer.peer);
             let _ = self.newcomer.stream.shutdown(Shutdown::Both);
         }

@@ -46,7 +46,6 @@ pub(super) mod tests;
 mod waits;
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 
@@ -55,6 +54,7 @@ use crossbeam_channel::{Receiver, Sender};
 pub use self::counters::{OutboxCounters, OutboxFigures};
 use self::ledger::{Ledger, Notify, Phase, Refused};
 use crate::budget::Budget;
+use crate::guard::guard;
 use crate::host::{locked, locked_again};
 use crate::stream::{Load, Outgoing, Transmit, Tried};
 
@@ -241,7 +241,7 @@ impl Outbox {
             return Tried::Not;
         };
         // A panic in one connection must not end the dispatcher, which serves all.
-        let tried = catch_unwind(AssertUnwindSafe(|| transmit.try_transmit(item)));
+        let tried = guard(|| transmit.try_transmit(item));
         match tried {
             Ok(Tried::Begun) => *begun = Some(item.load()),
             // Counted before the lock is released: at the end of a connection `sending` is taken

@@ -346,7 +346,7 @@ fn stop(mut world: World) {
 fn honest_newcomers_get_a_slot_in_time_and_are_never_cut() {
     let start = crate::host::now();
     for seed in seeds() {
-        let lived = std::panic::catch_unwind(|| live(seed, start));
+        let lived = crate::guard(|| live(seed, start));
         assert!(lived.is_ok(), "seed {seed}: SSNTP_SEED={seed} shows it again");
     }
 }
