@@ -8,7 +8,8 @@
 //! Each line is an instance and its node, or only an instance once that is gone. The last line of
 //! an instance counts. The file is rewritten when most of its lines are outdated. The dispatcher
 //! never waits for the disk, so a scheduler that is killed may lose its most recent lines. If the disk is too
-//! slow, changes are dropped, and once half of the queue is free the nodes of all instances are handed over.
+//! slow, changes are dropped, and once half of the queue is free the nodes of all instances are handed over. So they
+//! are when the scheduler ends, which waits for the disk.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -32,7 +33,7 @@ const MAX_WAITING: usize = 65_536;
 /// The maximum number of changes in one write.
 const BATCH: usize = 4096;
 /// What the log and the health page say while changes are not written in time.
-const SLOW: &str = "the disk of --state is too slow: a restart may forget instances";
+const SLOW: &str = "the disk of --state is too slow: a crash may forget instances";
 /// The time after which a write that has not ended is told as a fault.
 const MAX_WRITE: Duration = Duration::from_secs(30);
 /// The file is rewritten if it has more outdated lines than this number plus the number of
@@ -126,18 +127,15 @@ impl Ledger {
         }
     }
 
-    /// True if changes were dropped, and there is room again. That is half of the queue, because a queue that
-    /// remains nearly full would fill the log, and copy the table each time.
-    pub(super) fn can_catch_up(&self) -> bool {
-        self.is_behind && self.changes.len() <= MAX_WAITING / 2
+    /// True if changes were dropped, and there is room again or the scheduler ends. Room is half of the queue,
+    /// because a queue that remains nearly full would fill the log, and copy the table each time.
+    pub(super) fn can_catch_up(&self, ends: bool) -> bool {
+        self.is_behind && (ends || self.changes.len() <= MAX_WAITING / 2)
     }
 
-    /// Keeps the nodes of all instances in place of what was kept before.
+    /// Keeps the nodes of all instances in place of what was kept before. Blocks only if there is no room.
     pub(super) fn catch_up(&mut self, owners: HashMap<Uuid, Uuid>) {
-        self.is_behind = matches!(
-            self.changes.try_send(Change::All(owners)),
-            Err(TrySendError::Full(_))
-        );
+        self.is_behind = self.changes.send(Change::All(owners)).is_err();
     }
 }
 
@@ -311,9 +309,9 @@ mod tests {
         ledger.keep(Uuid::nil(), None);
         assert!(ledger.is_behind && ledger.fault().is_some());
         given.recv().unwrap();
-        assert!(!ledger.can_catch_up(), "the queue is nearly full");
+        assert!(!ledger.can_catch_up(false), "the queue is nearly full");
         given.try_iter().take(MAX_WAITING / 2 + 1).for_each(drop);
-        assert!(ledger.can_catch_up());
+        assert!(ledger.can_catch_up(false));
         ledger.catch_up(HashMap::new());
         assert!(!ledger.is_behind && ledger.fault().is_none());
         // The disk hangs.

@@ -89,10 +89,8 @@ impl Starts {
     /// Drops all state, but not the figures.
     pub(crate) fn forget(&mut self, config: &SchedulerConfig) {
         let figures = std::mem::take(&mut self.figures);
-        *self = Self {
-            figures,
-            ..Self::new(config)
-        };
+        *self = Self::new(config);
+        self.figures = figures;
     }
 
     /// Adopts the node of each instance that an earlier scheduler has kept in this directory, and keeps
@@ -146,7 +144,7 @@ impl Starts {
 
     /// The intents for the instances that are gone since the last call.
     pub(crate) fn take_gone(&mut self) -> Vec<Intent> {
-        self.instances.catch_up();
+        self.instances.catch_up(false);
         let gone = self.instances.take_gone();
         gone.iter()
             .for_each(|intent| self.moves.handle_gone(intent.instance));
@@ -702,6 +700,13 @@ impl Starts {
             _ => {}
         }
         self.handle_node_changed(out, node);
+    }
+}
+
+impl Drop for Starts {
+    /// Hands over what the ledger lacks, before its thread ends.
+    fn drop(&mut self) {
+        self.instances.catch_up(true);
     }
 }
 

@@ -54,9 +54,11 @@ impl Handover {
         self.record(instance, node, StartState::Answered);
     }
 
-    /// True if the ledger has dropped changes, and can take the nodes of all instances now.
-    pub(super) fn can_catch_up(&self) -> bool {
-        self.ledger.as_ref().is_some_and(Ledger::can_catch_up)
+    /// True if the ledger has dropped changes, and has to take the nodes of all instances now.
+    pub(super) fn can_catch_up(&self, ends: bool) -> bool {
+        self.ledger
+            .as_ref()
+            .is_some_and(|ledger| ledger.can_catch_up(ends))
     }
 
     /// Hands the node of each instance over to the ledger.

@@ -243,9 +243,10 @@ impl Instances {
         all.filter_map(|instance| Some((instance, self.told_node(instance)?)))
     }
 
-    /// Hands the whole table over to the ledger if that has dropped changes, and has room again.
-    pub(super) fn catch_up(&mut self) {
-        if self.handover.can_catch_up() {
+    /// Hands the whole table over to the ledger if that has dropped changes: once it has room again, or when the
+    /// scheduler ends.
+    pub(super) fn catch_up(&mut self, ends: bool) {
+        if self.handover.can_catch_up(ends) {
             self.handover.catch_up(self.told().collect());
         }
     }

@@ -3,14 +3,17 @@
 use InstanceState::{Active, Exited, Pending, Stopping};
 
 use super::*;
+use crate::config::SchedulerConfig;
 use crate::messages::Message;
 use crate::placement::{Placement, Policy, Siblings, Verdict};
+use crate::starts::Starts;
 use crate::starts::ledger::{Change, Ledger};
 use crate::term::Term;
 use ssntp::proto::{Command, Frame};
 use ssntp_cluster::Needs;
 use ssntp_engine::Acting;
 use ssntp_payload::Ready;
+use ssntp_transport::threads;
 
 const NODE: Uuid = Uuid::from_u128(0xa);
 const OTHER: Uuid = Uuid::from_u128(0xb);
@@ -451,12 +454,26 @@ fn a_ledger_that_has_dropped_changes_gets_the_whole_table() {
     stage.table.handover.keep_in(ledger);
     stage.give(ONE, NODE);
     stage.table.end_with_node(TWO);
-    stage.table.catch_up();
+    stage.table.catch_up(false);
     given.try_iter().for_each(drop);
-    stage.table.catch_up();
+    stage.table.catch_up(false);
     stage.give(Uuid::from_u128(3), NODE);
-    stage.table.catch_up();
+    stage.table.catch_up(false);
     let all = HashMap::from([(ONE, NODE), (TWO, LOST)]);
     let next = Change::One(Uuid::from_u128(3), Some(NODE));
     assert_eq!(given.try_iter().collect::<Vec<_>>(), [Change::All(all), next]);
+}
+
+#[test]
+fn a_ledger_that_has_dropped_changes_gets_the_whole_table_when_the_scheduler_ends() {
+    let (mut stage, (mut ledger, given)) = (Stage::new(), Ledger::unwritten());
+    ledger.fall_behind();
+    stage.table.handover.keep_in(ledger);
+    stage.give(ONE, NODE);
+    let mut starts = Starts::new(&SchedulerConfig::new());
+    starts.instances = stage.table;
+    let disk = threads::spawn("disk", move || given.into_iter().last()).unwrap();
+    drop(starts);
+    let all = HashMap::from([(ONE, NODE)]);
+    assert_eq!(disk.join().unwrap(), Some(Change::All(all)));
 }
