@@ -78,10 +78,14 @@ impl Silence {
             None if !passed(self.heard.unwrap_or(self.began)) => Look::Nothing,
             _ => {
                 self.asked = Some(now);
-                self.unanswered += 1;
                 Look::Ask
             }
         }
+    }
+
+    /// Counts a question that is sent.
+    pub(super) fn ask(&mut self) {
+        self.unanswered += 1;
     }
 
     /// True if a frame is the answer to a question.
@@ -113,6 +117,7 @@ mod tests {
         let mut expected = [Look::Nothing; 8];
         (expected[3], expected[7]) = (Look::Ask, Look::End);
         assert_eq!(looks, expected);
+        silence.ask();
         // Any bytes are a sign of life, and the answer is taken once.
         silence.hear(at(81));
         assert_eq!(silence.look(at(90), LIMIT), Look::Nothing);

@@ -630,6 +630,10 @@ impl Core for ServerCore {
         }
     }
 
+    fn on_unread(&mut self, id: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| core.state.ask(SessionId(id)));
+    }
+
     fn item(
         &mut self,
         id: ConnectionId,

@@ -373,11 +373,20 @@ impl State {
     pub(super) fn end_silent(&mut self) {
         for (id, look) in self.delivery.sessions.silent(self.time.now) {
             if look == Look::Ask {
-                self.delivery.sending.own(id, &Frame::new(PROBE));
+                self.ask(id);
             } else {
                 // Without sending its queue, because the client does not read it.
                 self.end(id, DisconnectReason::Lost(SILENT.into()), true);
             }
+        }
+    }
+
+    /// Asks a client for a sign of life. To a client that is not read, whose own question is not answered, it is the
+    /// sign of life of this server.
+    pub(super) fn ask(&mut self, id: SessionId) {
+        if let Some(session) = self.delivery.sessions.get_mut(id) {
+            session.silence.ask();
+            self.delivery.sending.own(id, &Frame::new(PROBE));
         }
     }
 

@@ -641,3 +641,18 @@ fn a_silent_client_is_asked_for_a_sign_of_life_and_its_session_ends_without_one(
     rig.receive(&lives, Item::from(&answer));
     assert_eq!(received_notes.try_iter().count(), 1);
 }
+
+#[test]
+fn a_client_that_is_not_read_gets_a_sign_of_life_and_the_application_not_its_answer() {
+    let (handler, received_notes) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let (client, mut actions) = (rig.connect(Role::AGENT), Vec::new());
+    assert_eq!(received_notes.try_iter().count(), 1);
+    rig.core.on_unread(client.id, rig.now, &mut actions);
+    assert_eq!(sends(&actions), [(client.id, 1)]);
+    let answer = Item::Unsupported(PROBE).answer().unwrap();
+    rig.receive(&client, Item::from(&answer));
+    assert_eq!(received_notes.try_iter().count(), 0);
+    rig.receive(&client, Item::from(&answer));
+    assert_eq!(received_notes.try_iter().count(), 1);
+}

@@ -202,6 +202,7 @@ impl ClientCore {
         }
         let look = silence.look(at.now, limit);
         if look == Look::Ask {
+            silence.ask();
             // If there is no room, the server has not read for as long as it has sent nothing.
             let question = outgoing(&Frame::new(PROBE), false);
             let _ = session.outbox.push(question, self.state.config.queue, false);

@@ -454,6 +454,7 @@ impl World {
             },
             DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
             DispatchEvent::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),
+            DispatchEvent::Unread(id) => format!("s{id} unread"),
             DispatchEvent::Room(id) => format!("s{id} room"),
             DispatchEvent::Ended(id, reason) => format!("s{id} ended: {reason}"),
             DispatchEvent::Finished(id) => format!("s{id} finished"),

@@ -22,6 +22,7 @@ pub struct Feed<C: Core> {
     unfinished: Unfinished,
     /// The number of bytes of the present item at the last report of progress, and its time.
     reported: (usize, Instant),
+    reported_unread: Instant,
     /// The number of reads that are left of the present pulse.
     reads_left: u32,
     /// [`PULSE`]
@@ -37,7 +38,7 @@ const READS: u32 = 4;
 
 /// Progress of a long item is reported after this number of bytes.
 const PROGRESS: usize = 16 * 1024;
-/// Progress is reported at most this often. A wait for memory is reported as often, and so is each pulse.
+/// Progress is reported at most this often. A wait for memory is reported as often.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<C: Core> Feed<C> {
@@ -50,6 +51,7 @@ impl<C: Core> Feed<C> {
             outbox: admitted.outbox.clone(),
             unfinished: Unfinished::new(admitted.credit.budget()),
             reported: (0, now()),
+            reported_unread: now(),
             reads_left: 0,
             pulse: PULSE,
         }
@@ -61,6 +63,15 @@ impl<C: Core> Feed<C> {
         if now.saturating_duration_since(self.reported.1) >= PROGRESS_INTERVAL {
             self.reported = (held, now);
             let _ = self.events.send(DispatchEvent::Items(self.id, Vec::new(), 0));
+        }
+    }
+
+    /// Reports that the peer waits for this server, at most once in a pulse.
+    fn report_unread(&mut self) {
+        let now = now();
+        if now.saturating_duration_since(self.reported_unread) >= self.pulse {
+            self.reported_unread = now;
+            let _ = self.events.send(DispatchEvent::Unread(self.id));
         }
     }
 }
@@ -93,8 +104,7 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
             None => {
                 if self.reads_left == 0 {
                     self.reads_left = READS;
-                    // The peer waits for this server, so it must not count as silent.
-                    self.report_progress(held);
+                    self.report_unread();
                 }
                 self.reads_left -= 1;
             }
@@ -116,6 +126,7 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
                 return Err(EndReason::Local);
             }
             self.report_progress(held);
+            self.report_unread();
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  handshake threads ─ Admit, Started ──┐                 ┌──────── Core ────────┐
-//!  readers ─ Items, Ended, Finished ────┤                 │ state of a protocol: │
+//!  readers ─ Items, Unread, Ended, … ───┤                 │ state of a protocol: │
 //!  writers ─ Room ──────────────────────┼─▶ Events ─▶ Runner  input and the time │
 //!  handles ─ Call, Look ────────────────┤     │           │ in, actions out      │
 //!  owner ─ Stop, Exit ──────────────────┘     │           └──────────┬───────────┘
@@ -136,6 +136,12 @@ pub trait Core: Send + Sized + 'static {
 
     /// Called with the length in bytes of a connection's next items.
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant);
+
+    /// Called every six seconds while a connection is not read, because it waits for others or for memory. So its
+    /// peer gets no answers meanwhile.
+    fn on_unread(&mut self, id: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+        let _ = (id, now, actions);
+    }
 
     /// Called when a connection has ended by itself. Its queue is being closed.
     fn ended(&mut self, id: ConnectionId, reason: EndReason, now: Instant, actions: &mut Vec<Action>);
@@ -275,6 +281,8 @@ pub enum DispatchEvent<C: Core, T = Link> {
     /// A reader has decoded items from this number of bytes. Without both, it reports that its peer is not
     /// silent: a part of a long item has arrived, or waits for memory.
     Items(ConnectionId, Vec<C::Item>, u64),
+    /// A reader has waited six seconds for credit or memory, so its peer is not silent.
+    Unread(ConnectionId),
     /// A writer reports that its queue has room, as it was requested to.
     Room(ConnectionId),
     /// A reader has ended.

@@ -152,6 +152,10 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 // Without a turn there is no action to carry out.
                 return self.unhandled(id, late);
             }
+            DispatchEvent::Unread(id) => {
+                self.core.received(id, 0, now);
+                self.core.on_unread(id, now, &mut self.actions);
+            }
             DispatchEvent::Room(id) => self.flow.room(id, now),
             DispatchEvent::Admit(request, stream, reply) => {
                 let verdict = self.admit(*request, stream, now);

@@ -335,3 +335,14 @@ fn the_thread_runs_until_the_exit_and_the_last_connection() {
     thread.join().unwrap();
     assert_eq!(*threads.lock().unwrap(), ["join"]);
 }
+
+#[test]
+fn a_connection_that_is_not_read_can_be_told_so() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("one");
+    world.log();
+    world.runner.core_mut().at_settling = vec![peer.send("alive")];
+    world.handle(DispatchEvent::Unread(peer.id));
+    assert_eq!(world.log(), ["one: unread"]);
+    assert_eq!(peer.log(), ["alive at once"]);
+}

@@ -110,6 +110,11 @@ impl Core for Script {
 
     fn received(&mut self, _: ConnectionId, _: u64, _: Instant) {}
 
+    fn on_unread(&mut self, id: ConnectionId, _: Instant, actions: &mut Vec<Action>) {
+        self.note(id, "unread");
+        actions.append(&mut self.at_settling);
+    }
+
     fn ended(&mut self, id: ConnectionId, reason: EndReason, _: Instant, _: &mut Vec<Action>) {
         self.note(id, &reason.to_string());
     }
