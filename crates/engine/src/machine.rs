@@ -654,6 +654,10 @@ mod tests {
                     Next::Left => break,
                 }
                 away.push(machine.view().away.as_ref().map(|(since, _)| *since));
+                assert!(
+                    away.len() < 1000,
+                    "an engine that refuses at once is asked all the time"
+                );
             }
             away
         };
@@ -689,6 +693,31 @@ mod tests {
         }
         let lease = machine.leader.unwrap().lease;
         (machine, now, lease)
+    }
+
+    #[test]
+    fn a_request_without_an_answer_costs_no_term() {
+        let (mut machine, now, lease) = leading();
+        let (kept, before) = (Request::KeepAlive(lease), machine.view().acting.unwrap());
+        for why in [
+            EngineError::Away("its answer was lost".to_owned()),
+            EngineError::Credentials("no right".to_owned()),
+        ] {
+            machine.handle_answer(&kept, now, now, Err(why));
+            assert_eq!(machine.view().acting, Some(before));
+        }
+        let later = now + READ;
+        machine.handle_answer(&kept, later, later, Ok(Answer::Alive(true)));
+        let after = machine.view().acting.unwrap();
+        assert!(after.token == before.token && after.until > before.until);
+    }
+
+    #[test]
+    fn a_leader_that_hears_that_its_lease_is_over_stops_at_once_and_reads_before_it_leads_again() {
+        let (mut machine, now, lease) = leading();
+        machine.handle_answer(&Request::KeepAlive(lease), now, now, Ok(Answer::Alive(false)));
+        assert_eq!(machine.view().acts(now), None);
+        assert_eq!(machine.next(now), Next::Ask(Request::Read));
     }
 
     /// Otherwise its term would go on under the same token after it has ended, at an engine whose clock is slower.

@@ -445,7 +445,8 @@ mod tests {
         engine.lose();
         let token = before.leader.map(|leader| leader.token);
         wait(&views, |view| {
-            view.acts(now()).is_some_and(|acts| Some(acts) > token)
+            let leads_again = view.acts(now()).is_some_and(|acts| Some(acts) > token);
+            leads_again && view.documents.is_empty()
         });
         documents.write_as_leader("d", b"4").unwrap();
         wait(&views, |view| {
@@ -583,6 +584,23 @@ mod tests {
         });
         let double = membership.unwrap().view().double;
         assert_eq!(double.map(|other| other.incarnation), Some(2));
+    }
+
+    #[test]
+    fn a_write_whose_answer_comes_too_late_may_have_been_carried_out() {
+        let engine = MemoryEngine::new();
+        let (hold, held) = bounded::<()>(0);
+        let membership = enter(&engine, move |engine, request| {
+            let answer = engine.ask(request);
+            if is_of(request, DOCUMENTS) {
+                let _ = held.recv();
+            }
+            answer
+        });
+        let membership = membership.unwrap();
+        let written = membership.documents().write("d", b"1", When::Always);
+        drop(hold);
+        assert!(matches!(&written, Err(e) if e.is_unknown()), "{written:?}");
     }
 
     #[test]
