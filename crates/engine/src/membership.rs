@@ -311,8 +311,8 @@ mod tests {
 
     /// Waits for a view that fulfils the condition. Panics with the last view if none does in time.
     fn wait(views: &Receiver<View>, is_it: impl Fn(&View) -> bool) -> View {
-        let mut last = None;
-        while let Ok(view) = views.recv_timeout(Duration::from_secs(60)) {
+        let (mut last, end) = (None, deadline(Duration::from_secs(60)));
+        while let Ok(view) = views.recv_timeout(remaining(end)) {
             if is_it(&view) {
                 return view;
             }
