@@ -40,7 +40,7 @@ use super::error::SendError;
 use super::handler::{ClusterHandler, Handler};
 use super::links::{EndCode, Forwarded, LinkEvent, LinkFault, Receivers};
 use super::log::{AUDIT, Named};
-use super::operators::{self, changes, is_of_operators, lists, read, unban};
+use super::operators::{self, changes, lists, read, unban};
 use super::routing::RuleError;
 use super::sessions::{SessionId, SessionInfo};
 use super::state::{Notice, State};
@@ -283,7 +283,7 @@ impl ServerCore {
         // Before the filter, because a request that is refused needs an answer that names it.
         } else if self.state.environment.own.operands.is_request(kind) {
             item.each().for_each(|frame| self.handle_exchange(&info, &frame));
-        } else if is_of_operators(kind) {
+        } else if operators::is_command(kind) {
             item.each().for_each(|frame| self.handle_command(&info, &frame));
         } else if !self.state.routing.filter().allows(info.role, kind) {
             self.state.filtered(id, kind, frames);
@@ -646,7 +646,9 @@ impl Core for ServerCore {
             // Operators' commands are handled one at a time, so that each answer is queued before the next
             // command is handled.
             // Answers to a question for a sign of life are taken out one at a time.
-            Item::Run(run) if is_of_operators(run.kind()) || run.kind() == ErrorCode::INVALID_FRAME_TYPE => {
+            Item::Run(run)
+                if operators::is_command(run.kind()) || run.kind() == ErrorCode::INVALID_FRAME_TYPE =>
+            {
                 run.split_off(1).map(Item::Run)
             }
             Item::Run(run) => run.split_off(most).map(Item::Run),

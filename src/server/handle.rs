@@ -204,7 +204,7 @@ impl ServerHandle {
         Ok(figures)
     }
 
-    /// Ends the session of `uuid`. False if there is none.
+    /// Ends the session of `uuid` after its queue is sent. False if it is not connected to this server.
     ///
     /// # Errors
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].

@@ -51,7 +51,7 @@ impl Operators {
 }
 
 /// True if this kind of frame is a command of operators.
-pub(super) fn is_of_operators(kind: FrameKind) -> bool {
+pub(super) fn is_command(kind: FrameKind) -> bool {
     kind.frame_type == FrameType::COMMAND && kind.is_of_operators()
 }
 

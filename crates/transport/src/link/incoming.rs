@@ -14,8 +14,8 @@ use crate::stream::{Decode, Inbox, Load, Receive};
 /// The longest read timeout in the middle of a long item.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The time that a write may wait without progress once the reader has ended. A write that is under
-/// way keeps its own limit.
+/// The time that a write may wait without progress once the reader has ended and the stream is not lost. A
+/// write that is under way keeps its own limit.
 pub(super) const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// The received bytes of a link that are not decoded yet.
