@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use crossbeam_channel::Sender;
 use log::{error, warn};
 use uuid::Uuid;
 
@@ -55,6 +56,8 @@ use ssntp_transport::{LogLimit, now};
 /// file. A server that ends while the file is being written waits for the disk.
 #[derive(Debug)]
 pub struct Scheduler {
+    /// The threads that wait for the server. They end when these are dropped, so these precede what joins the threads.
+    awaiting: Vec<Sender<ServerHandle>>,
     config: SchedulerConfig,
     cluster: Cluster,
     configuration: Configuration,
@@ -92,6 +95,7 @@ impl Scheduler {
             cluster.note_adopted(&mut tenants);
         }
         Ok(Self {
+            awaiting: Vec::new(),
             config,
             cluster,
             configuration,
@@ -112,18 +116,20 @@ impl Scheduler {
     /// # Errors
     /// [`ServerError`]; all threads have ended then.
     pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
-        let mut handles = Vec::new();
         for keeper in [self.configuration.keeper(), &mut self.tenants.unwritten.keeper] {
-            handles.extend(keeper.start().map_err(ServerError::Thread)?);
+            let started = keeper.start().map_err(ServerError::Thread)?;
+            self.awaiting.extend(started);
         }
         let clerk = self.config.enrolments.clone().map(Clerk::start);
         let (clerk, serves) = clerk.transpose().map_err(ServerError::Thread)?.unzip();
-        handles.extend(serves);
+        self.awaiting.extend(serves);
         self.clerk = clerk;
         let server = Server::start(self.serve_with(server), self)?;
-        for handle in handles {
+        let take = |scheduler: &mut Self, _: &mut Context<'_>| std::mem::take(&mut scheduler.awaiting);
+        let awaiting = server.handle().with_handler(take);
+        for thread in awaiting.map_err(|_| ServerError::OnDispatcher)? {
             // The channel has room for the one handle, so this does not block.
-            let _ = handle.send(server.handle());
+            let _ = thread.send(server.handle());
         }
         Ok(server)
     }

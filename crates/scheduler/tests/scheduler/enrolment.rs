@@ -1,5 +1,7 @@
 //! Tokens, joins, renewals and revoked certificates, over the sessions of an operator and a node.
 
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use ssntp::Role;
@@ -7,7 +9,7 @@ use ssntp::client::{Client, Join};
 use ssntp::payload::Payload;
 use ssntp::pki::{Fault, Identity, JoinToken, StoredToken};
 use ssntp::proto::Frame;
-use ssntp::server::{Enrolment, ServerConfig};
+use ssntp::server::{Enrolment, ServerConfig, ServerError};
 use ssntp::testkit::Testkit;
 use ssntp::transport::Address;
 use ssntp_payload::{EnrolmentAction, EnrolmentList, EnrolmentRefusal, ManageEnrolment, TokenEntry};
@@ -175,4 +177,16 @@ fn without_an_issuer_the_commands_are_refused_with_the_reason() {
         (listed.reason, listed.id.as_str()),
         (EnrolmentRefusal::NoIssuer, "q")
     );
+}
+
+#[test]
+fn a_scheduler_whose_server_cannot_start_says_so_and_its_threads_have_ended() {
+    let kit = Testkit::new().unwrap();
+    let server = ServerConfig::new(kit.identity(Role::SCHEDULER).unwrap(), kit.trust());
+    let config = SchedulerConfig::new().enrolments(Enrolments::default());
+    let scheduler = Scheduler::new(config).unwrap();
+    let (sender, started) = mpsc::channel();
+    thread::spawn(move || sender.send(scheduler.start(server).map(drop)));
+    let started = started.recv_timeout(LIMIT).unwrap();
+    assert!(matches!(started, Err(ServerError::NoAddress)), "{started:?}");
 }
