@@ -331,11 +331,11 @@ impl Cluster {
         if !is_second && owner.is_some_and(|owner| to != owner) {
             return out.refuse(from, frame, &Reason::NotConnected.into());
         }
-        if let Some(instance) = instance.filter(|_| !is_second) {
-            self.starts.handle_command(instance);
-        }
         if let Err(refused) = relay::forward(out, from, frame, (&to, role)) {
             return out.refuse(from, frame, &refused);
+        }
+        if let Some(instance) = instance.filter(|_| !is_second) {
+            self.starts.handle_command(instance);
         }
         let Some(node) = to.uuid() else { return };
         if let Some(instance) = instance {

@@ -5,7 +5,7 @@ use ssntp_payload::*;
 use uuid::Uuid;
 
 use crate::client::Client;
-use crate::{Cluster, expect_no_frames, ready, send_ready, start, start_on};
+use crate::{Cluster, expect_no_frames, expect_start, ready, send_ready, start, start_on};
 
 /// A node that has these instances, all of which run.
 fn runs(controller: &mut Client, node: &mut Client, starts: &[&Start]) {
@@ -149,6 +149,31 @@ fn deleted_instances_are_not_moved_and_restore_ends_all_moves() {
     node.expect_payload::<Restore>();
     stopped(&mut controller, &mut node, two.instance_uuid);
     other.expect_nothing();
+}
+
+#[test]
+fn a_command_that_is_refused_cancels_no_move() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let movable = start(10);
+    runs(&mut controller, &mut node, &[&movable]);
+    let mut other = cluster.node(1000, &mut [&mut controller]);
+    evacuate(&mut controller, &mut node);
+    let uuid = node.uuid;
+    node.close();
+    controller.expect_payload::<NodeDisconnected>();
+    controller.send_payload(&Stop {
+        instance_uuid: movable.instance_uuid.into(),
+        workload_agent_uuid: uuid.into(),
+        ..Stop::default()
+    });
+    let failure: StopFailure = controller.expect_payload();
+    assert_eq!(failure.instance_uuid, movable.instance_uuid);
+    let mut node = cluster.agent_as(uuid);
+    controller.expect_payload::<NodeConnected>();
+    stopped(&mut controller, &mut node, movable.instance_uuid);
+    expect_start(&mut other, &movable);
 }
 
 fn refuses(node: &mut Client, instance: Uuid, reason: StartFailureReason) {
