@@ -19,9 +19,9 @@ use ssntp_transport::{locked, now};
 /// instance with more counts as too large, so that it cannot hide files behind others.
 const MAX_USED: usize = 1_000_000;
 
-/// The number of runs up to which the processes of each run are looked for by themselves, if the kernel
-/// lists the children of threads. That takes some calls of the system for each thread of a run. For more
-/// runs, reading each process of the system once is faster.
+/// The maximum number of runs whose processes are found by their parents, if the kernel lists the children of
+/// threads. That takes some calls of the system for each thread of a run. For more runs, reading each process
+/// of the system once is faster.
 const FEW: usize = 64;
 
 /// The CPU time of a run at one moment.
@@ -30,12 +30,12 @@ pub(super) struct Sample {
     handle: RunId,
     at: Instant,
     cpu: Duration,
-    /// The limits of the run when it was measured first.
+    /// The limits with which the run was launched; if an earlier agent has launched it, those of the first measurement.
     limits: LimitFiles,
 }
 
 impl Sample {
-    /// The sample of a run that has just begun.
+    /// The sample of a run that has just been launched.
     pub(super) fn first(handle: &RunId, limits: LimitFiles) -> Self {
         Self {
             handle: handle.clone(),
@@ -66,9 +66,9 @@ impl Supervisors {
             let mut usage = Usage::default();
             match &subject.handle {
                 Some(handle) => {
-                    let run = supervisor.map(|stat| (stat, descendants(handle.pid)));
-                    self.measure_running(subject, handle, run.as_ref(), &mut usage);
-                    if let Some((_, run)) = &run {
+                    let processes = supervisor.map(|stat| (stat, descendants(handle.pid)));
+                    self.measure_running(subject, handle, processes.as_ref(), &mut usage);
+                    if let Some((_, run)) = &processes {
                         usage.removed = removed(run, subject.place.dir());
                     }
                 }
@@ -80,19 +80,19 @@ impl Supervisors {
         subjects.iter().zip(supervisors).map(measure).collect()
     }
 
-    /// Measures memory and CPU time. `run` has the supervisor and all of its descendants; it is `None`
-    /// if the supervisor has ended.
+    /// Measures memory and CPU time, and restores limits and groups that the instance has changed or left. `processes`
+    /// has the supervisor and all of its descendants, which are the run; it is `None` if the supervisor has ended.
     fn measure_running(
         &self,
         subject: &Measurable,
         handle: &RunId,
-        run: Option<&(Stat, Vec<Stat>)>,
+        processes: Option<&(Stat, Vec<Stat>)>,
         usage: &mut Usage,
     ) {
         let at = now();
         let (cgroups, instance) = (&self.inner.cgroups, subject.place.instance());
         let page = rustix::param::page_size() as u64;
-        let of_run = run.map(|(_, run)| run.iter().map(|stat| stat.resident_pages * page).sum());
+        let of_run = processes.map(|(_, run)| run.iter().map(|stat| stat.resident_pages * page).sum());
         if let Some(bytes) = cgroups.memory(instance).or(of_run) {
             usage.memory_mb = i64::try_from(bytes.div_ceil(MB)).unwrap_or(-1);
         }
@@ -104,12 +104,13 @@ impl Supervisors {
             supervisor.cpu_ticks + run.iter().map(|stat| stat.cpu_ticks).sum::<u64>()
         };
         let cpu = cgroups.cpu_usec(instance).map(Duration::from_micros);
-        let Some(cpu) = cpu.or(run.map(ticks).map(of_ticks)) else {
+        let Some(cpu) = cpu.or(processes.map(ticks).map(of_ticks)) else {
             return;
         };
-        // A sample of an earlier run is not comparable, so the IDs of the runs are compared.
-        let before = locked(&self.inner.samples).remove(&instance);
-        let before = before.filter(|before| before.handle == *handle);
+        // A sample of another run is not comparable, so the IDs of the runs are compared.
+        let is_its = |sample: &Sample| sample.handle == *handle;
+        let before = locked(&self.inner.samples).get(&instance).cloned();
+        let before = before.filter(is_its);
         let sample = Sample {
             handle: handle.clone(),
             at,
@@ -118,8 +119,9 @@ impl Supervisors {
                 .as_ref()
                 .map_or_else(|| cgroups.limits(instance), |before| before.limits.clone()),
         };
-        // The groups of a run are removed once its supervisor has ended.
-        if let Some((supervisor, run)) = run.filter(|_| is_alive(handle)) {
+        // The groups of a run are removed once its supervisor has ended. A run without groups has no limits here.
+        let is_limited = !sample.limits.is_empty() && is_alive(handle);
+        if let Some((supervisor, run)) = processes.filter(|_| is_limited) {
             for changed in sample.limits.mend() {
                 warn!("instance {instance}: a limit was changed: {changed}");
             }
@@ -127,13 +129,15 @@ impl Supervisors {
                 let is_step = stat.parent == supervisor.pid && is_step(stat.pid);
                 !is_step && !procfs::has_ended(stat.pid, stat.start_time)
             };
-            let has_groups = !sample.limits.is_empty();
-            let run = if has_groups { &run[..] } else { &[] };
             for moved in cgroups.gather(instance, run, belongs) {
                 warn!("instance {instance}: {moved}");
             }
         }
-        locked(&self.inner.samples).insert(instance, sample);
+        let mut samples = locked(&self.inner.samples);
+        // The instance may have been launched again meanwhile. Its first sample has the limits that it must not change.
+        if samples.get(&instance).is_none_or(is_its) {
+            samples.insert(instance, sample);
+        }
         if let Some(before) = before.filter(|before| before.at < at) {
             usage.cpu_percent = percent(cpu.saturating_sub(before.cpu), at - before.at, subject.vcpus);
         }
@@ -148,11 +152,11 @@ fn disk_mb(subject: &Measurable, removed: Option<u64>) -> i64 {
         .unwrap_or(-1)
 }
 
-/// The bytes of files without a name that these processes use, on the disk of `place`; `None` if
+/// The bytes of files without a name that these processes use, on the disk of this directory; `None` if
 /// they use more than [`MAX_USED`] files. Files on other file systems do not count; those in memory
-/// are charged as memory. If `place` cannot be read, no file counts.
-fn removed(run: &[Stat], place: &Path) -> Option<u64> {
-    let Ok(disk) = fs::metadata(place).map(|place| place.dev()) else {
+/// are charged as memory. If the directory cannot be read, no file counts.
+fn removed(run: &[Stat], directory: &Path) -> Option<u64> {
+    let Ok(disk) = fs::metadata(directory).map(|directory| directory.dev()) else {
         return Some(0);
     };
     let (mut looked_at, mut counted, mut blocks) = (0, HashSet::new(), 0);
@@ -187,12 +191,38 @@ fn percent(cpu: Duration, over: Duration, vcpus: i64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
+    use crate::driver::supervisor::Confinement;
+    use crate::place::InstanceDir;
 
     /// The files of such an instance are not too many, so it is not killed for them.
     #[test]
     fn no_removed_files_count_if_the_directory_cannot_be_read() {
         assert_eq!(removed(&[], Path::new("/no/such/place")), Some(0));
+    }
+
+    #[test]
+    fn a_late_measurement_of_an_earlier_run_keeps_the_sample_of_the_present_one() {
+        let supervisors = Supervisors::new(Confinement::ResourceLimits).unwrap();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let earlier = supervisors.handle(&procfs::stat(pid).unwrap());
+        let present = RunId {
+            start_time: earlier.start_time + 1,
+            ..earlier.clone()
+        };
+        let instance = Uuid::from_u128(1);
+        let first = Sample::first(&present, supervisors.inner.cgroups.limits(instance));
+        locked(&supervisors.inner.samples).insert(instance, first);
+        let subject = Measurable {
+            place: InstanceDir::new(instance, "/no/such/place"),
+            handle: Some(earlier),
+            vcpus: 1,
+            mem_mb: 0,
+        };
+        assert!(supervisors.measure(&[subject])[0].memory_mb >= 0, "it runs");
+        assert_eq!(locked(&supervisors.inner.samples)[&instance].handle, present);
     }
 
     #[test]
