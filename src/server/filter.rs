@@ -28,6 +28,7 @@ pub enum FilterAction {
 #[derive(Clone, Debug)]
 pub struct Filter {
     senders: KindTable<Role>,
+    /// The roles that may send a kind that `senders` lacks.
     default: Role,
     action: FilterAction,
 }
@@ -81,11 +82,12 @@ impl Filter {
         self
     }
 
-    /// True if a client with the roles `role` may send frames of `kind`. One of its roles suffices.
+    /// True if a client with these roles may send frames of `kind`. One of the roles suffices.
     pub fn allows(&self, role: Role, kind: FrameKind) -> bool {
         self.senders.get(kind).unwrap_or(&self.default).intersects(role)
     }
 
+    /// True if the sender of a frame that is not allowed gets an answer.
     pub(super) fn rejects(&self) -> bool {
         self.action == FilterAction::Reject
     }

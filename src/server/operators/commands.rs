@@ -12,8 +12,7 @@ use crate::server::delivery::Delivery;
 use crate::server::log::{AUDIT, Log, Named};
 use crate::server::sessions::SessionInfo;
 
-/// The longest time for clients to leave a server that drains, which is also the longest that clients
-/// accept.
+/// The longest time for clients to leave a server that drains. Clients wait no longer than this either.
 const LONGEST_DRAIN: Duration = Duration::from_secs(86_400);
 
 /// The reason for which a command is not carried out, as a word and as text.
@@ -61,6 +60,7 @@ pub(crate) fn kick(
     }
 }
 
+/// Bans the UUID of a Kick, if the command asks for it. Returns the UUID, and a note for the operator.
 fn try_kick(
     asked: &Kick,
     by: &SessionInfo,
@@ -73,7 +73,7 @@ fn try_kick(
         let text = "a ban lasts a year at most; to keep a client out for good, revoke its certificate";
         return Err((OperatorRefusal::InvalidData, text.into()));
     }
-    let uuid = named(&asked.uuid)?;
+    let uuid = parse_uuid(&asked.uuid)?;
     if session.is_none() && ban.is_zero() {
         return Err((OperatorRefusal::NotConnected, "no session has that UUID".into()));
     }
@@ -104,7 +104,7 @@ pub(crate) fn unban(
     (bans, log): (&mut Bans, &mut Log),
     now: Instant,
 ) -> Unbanned {
-    let lifted = named(&asked.uuid).and_then(|uuid| {
+    let lifted = parse_uuid(&asked.uuid).and_then(|uuid| {
         let none = (OperatorRefusal::NotBanned, "there is no such ban".to_owned());
         bans.lift(uuid, now).then_some(uuid).ok_or(none)
     });
@@ -119,8 +119,8 @@ pub(crate) fn unban(
     Unbanned { id, reason, detail }
 }
 
-/// Reads a DrainServer at the server `own`: the UUID of the server that it names. `is_allowed` is true if the
-/// operator may give this server commands.
+/// Checks a DrainServer at the server `own`, and returns the UUID of the server that it names. `is_allowed` is true
+/// if the operator may give this server commands.
 pub(crate) fn read_drain(asked: &DrainServer, own: Uuid, is_allowed: bool) -> Result<Uuid, Refused> {
     if !is_allowed {
         let text = format!("server {own} does not accept operators with this role");
@@ -130,11 +130,11 @@ pub(crate) fn read_drain(asked: &DrainServer, own: Uuid, is_allowed: bool) -> Re
         let text = "the time for clients to leave is at most a day";
         return Err((OperatorRefusal::InvalidData, text.into()));
     }
-    named(&asked.uuid)
+    parse_uuid(&asked.uuid)
 }
 
-/// Sends the answer to a command of the kind `asked` to an operator, who may be connected to another
-/// server. The error is the reason in InvalidFrameType.
+/// Sends an operator, who may be connected to another server, the answer to a command of the kind `asked`. An error
+/// in `answer` is sent as InvalidFrameType with that reason.
 pub(in crate::server) fn answer(
     delivery: &mut Delivery,
     to: &SessionInfo,
@@ -160,8 +160,7 @@ pub(in crate::server) fn answer(
         .send_to(to.uuid, None, &parcel, &mut delivery.sending.actions);
 }
 
-/// Parses the UUID in a command.
-fn named(uuid: &Id) -> Result<Uuid, Refused> {
+fn parse_uuid(uuid: &Id) -> Result<Uuid, Refused> {
     let text = if uuid.is_empty() {
         "uuid is required; to keep a certificate out, revoke it"
     } else {

@@ -15,7 +15,7 @@ use super::{CONFIG_FILE, Problem, first_paragraph};
 pub struct Flags(Command);
 
 impl Flags {
-    /// The flags of a subcommand: its name, below the name of the one that holds it.
+    /// The flags of the subcommand with this path of names; `None` if there is no such subcommand.
     pub fn of(command: &Command, names: &[&str]) -> Option<Self> {
         let mut command = command.clone();
         // Gives subcommands the global flags.
@@ -40,7 +40,7 @@ impl Flags {
         self.all().find_map(|(name, arg)| (name == key).then_some(arg))
     }
 
-    /// An entry as words of the command line: none for a switch that is off.
+    /// An entry as words of the command line; no word for a switch that is off.
     pub(super) fn words(&self, entry: &Entry) -> Result<Vec<OsString>, Vec<Problem>> {
         let key = &entry.key;
         let Some(arg) = self.named(key) else {
@@ -48,7 +48,7 @@ impl Flags {
             let like = like.map_or(String::new(), |key| format!("; did you mean {key}?"));
             return Err(vec![Problem::at(entry.at, format!("unknown key {key}{like}"))]);
         };
-        words(arg, entry).map_err(|problems| {
+        words_of(arg, entry).map_err(|problems| {
             let problems = problems.into_iter();
             let named = |(at, what)| Problem::at(at, format!("{key}: {what}"));
             problems.map(named).collect()
@@ -82,15 +82,15 @@ pub fn is_repeated(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
 }
 
-/// The values that a flag takes, if they are a list of words.
+/// The words that a flag takes; empty if it takes other values.
 pub fn choices(arg: &Arg) -> Vec<String> {
     let choices = arg.get_possible_values();
     let shown = choices.iter().filter(|choice| !choice.is_hide_set());
     shown.map(|choice| choice.get_name().to_owned()).collect()
 }
 
-/// An entry as words for a flag.
-fn words(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, String)>> {
+/// An entry as words for its flag.
+fn words_of(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, String)>> {
     let wrong = |at: Position, what: &str| Err(vec![(at, what.to_owned())]);
     let flag = format!("--{}", entry.key);
     match entry.values.as_slice() {
@@ -115,7 +115,7 @@ fn words(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, Strin
     if !problems.is_empty() {
         return Err(problems);
     }
-    // The number of values of one flag, as three of `--resolve-ident A B C`.
+    // The number of values that follow the flag each time, as the three of `--resolve-ident A B C`.
     let together = arg.get_num_args().map_or(1, |number| number.min_values());
     if together < 2 {
         // In one word, so that a value which begins with a dash is not taken for a flag.
@@ -137,7 +137,7 @@ fn words(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, Strin
 
 /// The error of clap for one value of a flag.
 fn problem(arg: &Arg, value: &Scalar) -> Option<(Position, String)> {
-    // clap is asked about this value alone, because it stops at the first error of a line.
+    // The value is parsed alone, because clap stops at the first error of a command line.
     let mut alone = Arg::new("value")
         .long("value")
         .action(ArgAction::Append)
@@ -153,7 +153,7 @@ fn problem(arg: &Arg, value: &Scalar) -> Option<(Position, String)> {
         _ if value.is_nothing || text.is_empty() => "a value is empty".to_owned(),
         (ErrorKind::InvalidValue, _) => format!("{text:?} is not one of {}", choices(arg).join(", ")),
         (_, Some(reason)) => format!("{text:?}: {reason}"),
-        // The parser has made the whole text, which leaves out a value with a password.
+        // The flag's own parser has written this text, and leaves out a value that may have a password.
         (_, None) => first_paragraph(&error),
     };
     Some((value.at, what))
