@@ -56,19 +56,19 @@ impl Cluster {
         }
     }
 
-    /// Drops all state of the cluster, but not the figures.
+    /// Drops all state of the cluster, but not the counts of STARTs and of reports.
     pub(super) fn forget(&mut self, config: &SchedulerConfig) {
         self.starts.forget(config);
-        let empty = Self::new(config);
         *self = Self {
             starts: std::mem::replace(&mut self.starts, Starts::new(config)),
             reports: std::mem::take(&mut self.reports),
-            ..empty
+            ..Self::new(config)
         };
     }
 
-    /// The time at which the first time limit of a node, a START or a command is over.
-    pub(super) fn first_limit(&self) -> Option<Instant> {
+    /// The time at which the first time limit of a node, a START or a command is over. After a pause that is later than
+    /// these say, so it is no `next_deadline`.
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
         let all = [
             self.starts.next_deadline(),
             self.nodes.next_deadline(),
@@ -77,8 +77,8 @@ impl Cluster {
         all.into_iter().flatten().min()
     }
 
-    /// The figures. `tenants` is the table of a scheduler that leads, and `kept_bytes` is what is kept for the next
-    /// leader.
+    /// The figures. `tenants` is the table of a scheduler that leads. `kept_bytes` is the size of the frames that are
+    /// kept for the next leader.
     pub(super) fn figures(
         &self,
         config: &SchedulerConfig,
@@ -120,7 +120,8 @@ impl Cluster {
         }
     }
 
-    /// A controller has connected, and gets a snapshot.
+    /// A controller has connected, and gets a snapshot. It is not complete while `is_syncing`: other schedulers have not
+    /// sent their reports yet.
     pub(super) fn handle_controller(
         &mut self,
         out: &mut Out<'_, '_>,
@@ -151,7 +152,7 @@ impl Cluster {
             .handle_connected(out, session, &addresses(&self.starts, tenants));
     }
 
-    /// The session of a client has ended. `is_unreachable` is true if only the link to its server has.
+    /// The session of a client has ended. `is_unreachable` is true if only the link to its server has ended.
     pub(super) fn handle_disconnected(
         &mut self,
         out: &mut Out<'_, '_>,
@@ -339,8 +340,8 @@ impl Cluster {
         }
         let Some(node) = to.uuid() else { return };
         if let Some(instance) = instance {
-            let known = self.starts.instances.has_ended(instance);
-            self.commands.add(node, instance, known, frame, out.now());
+            let has_ended = self.starts.instances.has_ended(instance);
+            self.commands.add(node, instance, has_ended, frame, out.now());
         }
         match command {
             Command::EVACUATE => {
@@ -466,11 +467,11 @@ impl Cluster {
             return out.invalid_frame(from, frame.kind(), &Reason::InvalidData);
         };
         let released = asked.instance_uuid.uuid();
-        // One that is refused, or that frees nothing, must not end the instance.
+        // A Release that is refused, or that frees nothing, must not end the instance.
         let released = released.filter(|instance| {
             asked.action == TenantAction::Release && tenants.may_release(&asked, *instance)
         });
-        let in_use = released.and_then(|instance| self.end_or_hold(out, tenants, instance, asked.lost));
+        let in_use = released.and_then(|instance| self.prepare_release(out, tenants, instance, asked.lost));
         let instances = &self.starts.instances;
         let place = |address: &mut TenantAddress| {
             let instance = address.instance_uuid.uuid().unwrap_or_default();
@@ -482,16 +483,16 @@ impl Cluster {
                 "unknown".clone_into(&mut address.state);
             }
         };
-        // It has an address again, which the next leader would free if it found only then that the
-        // instance is gone.
+        // The instance has its address again, and no node. The other schedulers are told so now: a next leader that found
+        // this out itself would free the address.
         if let Some(instance) = tenants.handle_command(out, from, &asked, in_use, place) {
             self.starts.instances.handover.record_gone(instance);
         }
     }
 
-    /// The reason why the address of an instance cannot be released. With `lost` the instance ends if its node is
-    /// away, or not known.
-    fn end_or_hold(
+    /// Prepares the release of the address of an instance: with `lost`, the instance ends if its node is away, or not
+    /// known. Returns the reason if the address cannot be released.
+    fn prepare_release(
         &mut self,
         out: &mut Out<'_, '_>,
         tenants: &TenantTable,
@@ -520,8 +521,8 @@ impl Cluster {
                  revoke its certificates, or release the address as lost"
             )),
             (_, Some(node)) => {
-                let tunnel = tenants.tunnel_of(instance, node)?;
-                if !self.cncis.close_tunnel(out, &tunnel) {
+                let tunnel = tenants.tunnel_of(instance, node);
+                if tunnel.is_some_and(|tunnel| !self.cncis.close_tunnel(out, &tunnel)) {
                     return Some(
                         "the concentrator of the tenant is away, and has to be told first".to_owned(),
                     );
@@ -532,8 +533,8 @@ impl Cluster {
         }
     }
 
-    /// A node whose certificates are revoked is lost for good if it is away: its instances have ended. Those
-    /// with an address are kept until their concentrator has been told.
+    /// The certificates of a node are revoked. If it is away, it is lost for good, so its instances end; those that have
+    /// an address, once their concentrator has been told.
     pub(super) fn handle_lost_node(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable, node: Uuid) {
         if tenants.fault().is_some() {
             return;
@@ -565,7 +566,7 @@ impl Cluster {
     }
 
     /// Frees the addresses of instances that are gone, takes back their public addresses, and sends
-    /// the other schedulers what has changed. Called after each event.
+    /// the other schedulers what has changed, if this is one of several: `is_shared`. Called after each event.
     pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
         self.tell_moved(out, tenants);
         for instance in self.starts.take_left() {
@@ -633,7 +634,7 @@ impl Cluster {
         }
     }
 
-    /// The role of clients that get a snapshot.
+    /// True if the client is a controller, which gets a snapshot.
     pub(super) fn is_controller(session: &SessionInfo) -> bool {
         session.role().intersects(Role::CONTROLLER)
     }

@@ -240,13 +240,13 @@ impl Configuration {
         self.write_at.filter(|_| self.being_written.is_none())
     }
 
-    /// Handles CONFIGURE of a controller. `lead` is the token of this scheduler, if it leads others.
+    /// Handles CONFIGURE of a controller. `token` is that of this scheduler, if it leads others.
     pub(super) fn handle_configure(
         &mut self,
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
         frame: &Frame,
-        lead: Option<u64>,
+        token: Option<u64>,
     ) {
         let proposal = Proposal {
             from: from.clone(),
@@ -263,17 +263,17 @@ impl Configuration {
                 "a newer one arrived before it was written".to_owned(),
             );
         }
-        self.proceed(out, lead);
+        self.proceed(out, token);
     }
 
     /// Distributes a configuration that has been written, and answers the others.
-    pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>, lead: Option<u64>) {
-        while let Some(outcome) = self.next_outcome(out.now(), lead.is_some()) {
+    pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>, token: Option<u64>) {
+        while let Some(outcome) = self.next_outcome(out.now(), token.is_some()) {
             match outcome {
                 Outcome::Adopted(Proposal { from, frame }) => {
                     limited!(info, out, from.uuid(), "CONFIGURE";
                         "{from}: new cluster configuration of {} bytes", frame.payload_bytes().len());
-                    self.show(out, lead);
+                    self.show(out, token);
                     // It fails only for kinds that cannot be sent, and CONFIGURE can.
                     let _ = out.cx.forward_all(&from, CONFIGURED, &frame);
                     // It returns to its sender as the confirmation.
@@ -302,9 +302,9 @@ impl Configuration {
 
     /// Puts the current configuration into CONNECTED of this server, and of the others before any of
     /// their clients gets it.
-    fn show(&self, out: &mut Out<'_, '_>, lead: Option<u64>) {
+    fn show(&self, out: &mut Out<'_, '_>, token: Option<u64>) {
         out.cx.set_configuration(self.current.clone());
-        if let Some(token) = lead {
+        if let Some(token) = token {
             let configuration = self.current.clone();
             out.cx
                 .send_to_servers(&Message::Leads { token, configuration }.encode());
@@ -317,20 +317,20 @@ impl Configuration {
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
         frame: &Frame,
-        lead: Option<u64>,
+        token: Option<u64>,
     ) {
         let refused = frame.payload_bytes();
         match self.revert(refused, out.now()) {
             Ok(sender) => {
                 limited!(warn, out, from.uuid(), "back to the previous one";
                     "{from}: cannot use the configuration: back to the previous one");
-                self.show(out, lead);
+                self.show(out, token);
                 let _ = out.cx.multicast(CONFIGURED, &self.frame());
                 // A client that refuses a configuration that it has sent itself needs no answer.
                 if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
                     send_refusal(out, sender, refused);
                 }
-                self.proceed(out, lead);
+                self.proceed(out, token);
             }
             Err(why) => {
                 limited!(warn, out, from.uuid(), "it stays";

@@ -52,8 +52,8 @@ use ssntp_transport::{LogLimit, now};
 /// ```
 ///
 /// # Threads
-/// Everything happens on the server's dispatcher thread, except writing the configuration
-/// file. A server that ends while the file is being written waits for the disk.
+/// Everything happens on the server's dispatcher thread, except writing the configuration and the tenants, and the
+/// commands about tokens and certificates. A server that ends meanwhile waits for the disk.
 #[derive(Debug)]
 pub struct Scheduler {
     /// The threads that wait for the server. They end when these are dropped, so these precede what joins the threads.
@@ -62,9 +62,9 @@ pub struct Scheduler {
     cluster: Cluster,
     configuration: Configuration,
     tenants: TenantTable,
-    /// Carries out the commands about tokens and certificates; `None` if no node can join.
+    /// Carries out the commands about tokens and certificates; `None` if there are no records of them.
     clerk: Option<Clerk>,
-    /// The nodes whose certificates are all revoked.
+    /// The nodes whose certificates are all revoked: those that are away are lost for good.
     lost: BTreeSet<Uuid>,
     /// `Some` if this is one of several schedulers.
     term: Option<Term>,
@@ -238,14 +238,14 @@ impl Scheduler {
         self.term.as_ref().is_some_and(Term::is_syncing)
     }
 
-    /// The token of this scheduler, if it leads others.
+    /// The fencing token of this scheduler, if it is one of several and leads.
     fn token(&self) -> Option<u64> {
         self.term.as_ref().and_then(Term::token)
     }
 
-    /// Handles a frame of a client of this server or of another one.
+    /// Handles a frame of a client of this server or of another one. This scheduler leads.
     fn handle(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let lead = self.token();
+        let token = self.token();
         let out = &mut Out::new(cx, &mut self.log);
         let kind = frame.kind();
         match kind.frame_type {
@@ -257,17 +257,15 @@ impl Scheduler {
                         "{from}: {command} refused: it is not the master");
                     out.invalid_frame(from, kind, &Reason::RoleNotAllowed);
                 }
-                Command::CONFIGURE => self.configuration.handle_configure(out, from, frame, lead),
-                Command::MANAGE_ENROLMENT => {
-                    self.handle_enrolment(cx, from, frame);
-                }
+                Command::CONFIGURE => self.configuration.handle_configure(out, from, frame, token),
+                Command::MANAGE_ENROLMENT => self.handle_enrolment(cx, from, frame),
                 Command::TENANT => self.cluster.handle_tenant(out, &mut self.tenants, from, frame),
                 _ => self.cluster.handle_command(out, &mut self.tenants, from, frame),
             },
             FrameType::STATUS => self.cluster.handle_status(out, from, frame),
             FrameType::EVENT => self.cluster.handle_event(out, &mut self.tenants, from, frame),
             _ if kind == ErrorCode::INVALID_CONFIGURATION => {
-                self.configuration.handle_refused(out, from, frame, lead);
+                self.configuration.handle_refused(out, from, frame, token);
             }
             _ => self.cluster.handle_failure(out, from, frame),
         }
@@ -285,7 +283,7 @@ impl Scheduler {
         }
     }
 
-    /// Does what follows each event.
+    /// Frees addresses, and tells others what the event has changed. Called after each event.
     fn finish(&mut self, cx: &mut Context<'_>) {
         let out = &mut Out::new(cx, &mut self.log);
         self.cluster.finish(out, &mut self.tenants, self.term.is_some());
@@ -313,8 +311,8 @@ impl Scheduler {
         }
     }
 
-    /// Enters a session into the table of sessions. If the client has another session there, that
-    /// one ends first.
+    /// Enters a session into the term's table of current sessions. Another session of the client that is there ends
+    /// first.
     fn enter_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let before = self.term.as_mut().and_then(|term| term.enter_session(session));
         if let Some(before) = before {
@@ -336,6 +334,7 @@ impl Scheduler {
         }
     }
 
+    /// Handles the end of a session that was its client's current one.
     fn session_ended(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         let is_node = session.role().intersects(Role::AGENT | Role::NETAGENT);
         let is_unreachable = is_node && self.term.is_some() && !is_linked(cx, session.server());
@@ -370,7 +369,7 @@ impl Scheduler {
     }
 
     /// Takes up a new view of the engine or the end of the lease: this scheduler may begin to lead,
-    /// or cease to. Every callback of the server begins with this call.
+    /// or cease to. Every callback calls this before it asks whether this scheduler leads.
     fn follow_engine(&mut self, cx: &mut Context<'_>) {
         let Some(change) = self.term.as_mut().and_then(|term| term.take_change(cx)) else {
             return;
@@ -463,7 +462,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes up the members of the cluster, and the configuration while no scheduler leads.
+    /// Takes up what else a view has: a table of tenants that can be read again, servers that are members no more, and
+    /// the configuration while no scheduler leads.
     fn follow_view(&mut self, cx: &mut Context<'_>, view: &View) {
         let is_leading = self.term.as_ref().is_some_and(Term::is_leading);
         if is_leading && self.tenants.take_mended(view) {
@@ -727,7 +727,7 @@ impl Handler for Scheduler {
             self.term.as_ref().and_then(Term::next_deadline),
             self.following.next_deadline(self.leads()),
         ];
-        let first = self.cluster.first_limit();
+        let first = self.cluster.first_deadline();
         let of_leader = [
             // After a pause, time limits apply later.
             first.map(|first| self.pause.postponed(first)),
@@ -740,13 +740,12 @@ impl Handler for Scheduler {
     fn timer(&mut self, cx: &mut Context<'_>) {
         self.follow_engine(cx);
         self.continue_transfer(cx);
-        let lead = self.token();
+        let token = self.token();
         let lost = self.config.enrolments.as_ref().and_then(Enrolments::take_lost);
-        let has_lost = lost.is_some();
-        self.lost = lost.unwrap_or_else(|| std::mem::take(&mut self.lost));
+        let has_lost = lost.map(|lost| self.lost = lost).is_some();
         let out = &mut Out::new(cx, &mut self.log);
         // Also done by a former leader, because its last write still needs an answer.
-        self.configuration.proceed(out, lead);
+        self.configuration.proceed(out, token);
         let proceeded = self.tenants.proceed(out);
         for instance in proceeded.freed {
             self.cluster.starts.instances.handover.record_gone(instance);
@@ -763,7 +762,7 @@ impl Handler for Scheduler {
             self.release_lost(cx);
         }
         self.finish_sync(cx);
-        self.pause.handle_timer(cx.now(), self.cluster.first_limit());
+        self.pause.handle_timer(cx.now(), self.cluster.first_deadline());
         let is_syncing = self.is_syncing();
         let out = &mut Out::new(cx, &mut self.log);
         if !self.pause.is_catching_up(out.now()) {
