@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// An address to listen at or to connect to.
 ///
 /// Read from text as `HOST:PORT`, `IPV4:PORT`, `[IPV6]:PORT`, `:PORT` (every
-/// interface when listening, this host when connecting), or `unix:PATH`. An IPv6 address may have a zone, the
+/// interface when listening, this host when connecting), or `unix:PATH`. A link-local address may have a zone, the
 /// name or the number of an interface: `[fe80::1%eth0]:9000`.
 /// [`with_default_port`](Self::with_default_port) also reads an address without a port.
 ///
@@ -60,7 +60,7 @@ impl Address {
         match self {
             Self::Tcp { host, .. } => {
                 let is_loopback = |ip: IpAddr| ip.is_loopback();
-                host.eq_ignore_ascii_case("localhost") || without_zone(host).parse().is_ok_and(is_loopback)
+                host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
             }
             Self::Unix(_) => true,
         }
@@ -71,7 +71,7 @@ impl Address {
     pub fn server_name(&self) -> &str {
         match self {
             // No certificate has a zone, which is a matter of this host.
-            Self::Tcp { host, .. } if !host.is_empty() => without_zone(host),
+            Self::Tcp { host, .. } if !host.is_empty() => host.split('%').next().unwrap_or(host),
             _ => "localhost",
         }
     }
@@ -111,6 +111,10 @@ impl Address {
             None if text.is_empty() => return Err(bad("it is empty")),
             None if text.contains(',') => return Err(bad("one address is expected here, without a comma")),
             None => {}
+        }
+        let zoned = text.trim_start_matches('[').split_once('%');
+        if zoned.is_some_and(|(ip, _)| ip.parse().is_ok_and(|ip: Ipv6Addr| !ip.is_unicast_link_local())) {
+            return Err(bad("only a link-local address, as fe80::1, has a zone"));
         }
         if let Some(ip) = ipv6(text) {
             return Ok(Self::tcp(ip.to_string(), default?));
@@ -152,10 +156,6 @@ impl FromStr for Address {
 fn is_name(text: &str) -> bool {
     let is_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     text.chars().all(is_of_a_name)
-}
-
-fn without_zone(host: &str) -> &str {
-    host.split('%').next().unwrap_or(host)
 }
 
 /// An IPv6 address, which may have a zone: the name or the number of an interface of this host.
@@ -211,6 +211,8 @@ mod tests {
             ("[::1", "bracket"),
             ("[host]:1", "IPv6"),
             ("[fe80::1%]:1", "IPv6"),
+            ("[::1%lo]:1", "only a link-local address"),
+            ("::1%lo", "only a link-local address"),
             ("[fe80::1%a b]:1", "IPv6"),
             ("[::1]1", "colon"),
             ("a b:1", "neither"),
@@ -229,32 +231,11 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_this_host_alone_is_local_whatever_its_zone_is() {
-        for (text, is_local) in [
-            ("[::1%lo]:1", true),
-            ("[::1]:1", true),
-            ("LocalHost:1", true),
-            ("unix:s", true),
-            ("[fe80::1%lo]:1", false),
-            (":1", false),
-        ] {
-            assert_eq!(text.parse::<Address>().unwrap().is_local(), is_local, "{text}");
-        }
-    }
+    fn a_link_local_address_is_dialled_with_its_zone_and_proved_without_it() {
+        use crate::socket::{Cancel, Target, TcpOptions};
 
-    #[test]
-    fn a_link_local_address_is_listened_at_and_dialled_with_its_zone() {
-        use crate::socket::{Cancel, Listener, Target, TcpOptions};
-
-        // Each host has the interface lo; its address ::1 accepts any zone that is lo's.
-        let address: Address = "[::1%lo]:0".parse().unwrap();
-        assert_eq!(address.server_name(), "::1");
-        let Ok(mut listeners) = Listener::bind(&address, TcpOptions::default()) else {
-            // This host has no IPv6.
-            return;
-        };
-        let bound = listeners.remove(0).local_address().unwrap();
-        assert!(matches!(&bound, Address::Tcp { port, .. } if *port > 0));
+        let address: Address = "[fe80::1%lo]:0".parse().unwrap();
+        assert_eq!(address.server_name(), "fe80::1");
         let zoned = Address::of("[fe80::1%7]:9".parse().unwrap());
         assert_eq!(zoned.to_string(), "[fe80::1%7]:9");
         let unknown = Target::Address("[fe80::1%none9]:9".parse().unwrap());
