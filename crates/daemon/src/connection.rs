@@ -12,7 +12,7 @@ use clap::{Arg, Command};
 use crossbeam_channel::{Receiver, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{
-    Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, Join, JoinError, NodeFiles,
+    Client, ClientConfig, ClientError, ClientEvent, ClientHandle, Join, JoinError, NodeFiles,
 };
 use ssntp::pki::{Error, Fault, Identity, JoinToken, ParseTokenError};
 use ssntp::proto::TraceParent;
@@ -612,9 +612,8 @@ impl Complaint {
 
     /// The reason, if each server has failed, and it is not the reason of the last call.
     pub fn new_reason(&mut self, client: &ClientHandle) -> Option<&str> {
-        let failures = client.failures();
-        let why = reasons(&failures);
-        let is_new = failures.len() == client.servers().len() && why != self.last;
+        let why = reasons(client);
+        let is_new = client.failures().len() == client.servers().len() && why != self.last;
         is_new.then(|| {
             self.last = why;
             self.last.as_str()
@@ -637,22 +636,22 @@ pub fn traceparent() -> Option<TraceParent> {
 
 /// The error of a command whose server has not answered within `limit`.
 pub fn unanswered(client: &ClientHandle, limit: Duration) -> Failure {
+    Failure::new(format!(
+        "cannot connect: no server has answered in {} s: {}",
+        limit.as_secs_f64(),
+        reasons(client)
+    ))
+}
+
+/// The last failure at each server.
+fn reasons(client: &ClientHandle) -> String {
     let failures = client.failures();
     let reason = |server: String| match failures.iter().find(|failed| failed.server == server) {
         Some(failed) => failed.to_string(),
         None => format!("{server}: no answer"),
     };
-    let why: Vec<_> = client.servers().into_iter().map(reason).collect();
-    Failure::new(format!(
-        "cannot connect: no server has answered in {} s: {}",
-        limit.as_secs_f64(),
-        why.join("; ")
-    ))
-}
-
-fn reasons(failures: &[DialError]) -> String {
-    let texts: Vec<_> = failures.iter().map(DialError::to_string).collect();
-    texts.join("; ")
+    let all: Vec<_> = client.servers().into_iter().map(reason).collect();
+    all.join("; ")
 }
 
 /// The failure of a program whose client has ended.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use serde_json::Value;
 use ssntp::Role;
-use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host, ParseHostError};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
@@ -63,7 +63,7 @@ pub(crate) struct Init {
 
 /// Reads a host that means the same on every machine.
 fn of_all_machines(text: &str) -> Result<Host, String> {
-    match text.parse().map_err(|e: ParseHostError| e.to_string())? {
+    match text.parse::<Host>().map_err(|e| e.to_string())? {
         Host::Address(IpAddr::V6(ip)) if ip.is_unicast_link_local() => Err(
             "a link-local address has another zone on each machine; --host takes a name or another address"
                 .into(),
