@@ -424,8 +424,8 @@ impl Instances {
                 }
             }
             self.save(id, out);
+            // A volume command under way goes on, and the next one begins when it is done.
             report_after(now, id, after, record, out);
-            self.next_volume_op(now, id, out);
         }
         out.wish_status(false);
     }

@@ -74,3 +74,13 @@ fn volumes_are_attached_and_detached() {
         DetachVolumeFailureReason::NotSupported
     );
 }
+
+#[test]
+fn a_volume_command_under_way_when_its_instance_ends_is_done_once() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&attach(ONE, VOLUME));
+    stage.end(ONE, 0);
+    let is_volume = |job: &&Job| matches!(job, Job::Volume { .. });
+    assert_eq!(stage.jobs.iter().filter(is_volume).count(), 1);
+}
