@@ -172,8 +172,8 @@ impl SteppedAgent {
                 usages: subjects
                     .iter()
                     .flat_map(|(driver, subjects)| {
-                        let instances = subjects.iter().map(|subject| subject.place.instance());
-                        instances.zip(driver.measure(subjects))
+                        let measured = subjects.iter().zip(driver.measure(subjects));
+                        measured.map(|(it, usage)| (it.place.instance(), it.handle.clone(), usage))
                     })
                     .collect(),
                 facts: self.facts.clone(),

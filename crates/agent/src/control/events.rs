@@ -101,7 +101,8 @@ pub enum Done {
     Evacuated(NextState),
     Measured {
         facts: Facts,
-        usages: Vec<(Uuid, Usage)>,
+        /// Of each instance, the run that was measured, if one ran.
+        usages: Vec<(Uuid, Option<RunId>, Usage)>,
         /// The tunnels of tenants' networks.
         tunnels: Vec<TunnelStats>,
     },

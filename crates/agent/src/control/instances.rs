@@ -545,9 +545,11 @@ impl Instances {
     /// A measurement is done: keeps the usages, and saves the records again that could not be saved. A
     /// launch and a removal under way write or remove the record themselves, and a record that is
     /// saved after them would be an older one.
-    pub(super) fn handle_measured(&mut self, usages: Vec<(Uuid, Usage)>, out: &mut Outputs) {
-        for (id, usage) in usages {
-            if let Some(instance) = self.all.get_mut(&id) {
+    pub(super) fn handle_measured(&mut self, usages: Vec<(Uuid, Option<RunId>, Usage)>, out: &mut Outputs) {
+        for (id, run, usage) in usages {
+            // A run that has ended meanwhile uses nothing any more.
+            let instance = self.all.get_mut(&id);
+            if let Some(instance) = instance.filter(|it| it.record.handle() == run) {
                 instance.usage = usage;
             }
         }

@@ -75,7 +75,7 @@ use self::reports::Reports;
 use self::service::Service;
 use self::tenants::{Tenants, tenant_of, tunnel_ip};
 pub(crate) use self::volumes::ephemeral;
-use super::driver::{Ended, News, Usage};
+use super::driver::{Ended, News, RunId, Usage};
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::store::{self, NodeRecord, RecordAfter, Stored};
 
@@ -351,7 +351,7 @@ impl Control {
         self.instances.handle_ended(now, ended, &mut self.outputs);
     }
 
-    fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Usage)>) {
+    fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Option<RunId>, Usage)>) {
         self.reports.handle_measured();
         self.capacity.handle_measured(facts);
         self.instances.handle_measured(usages, &mut self.outputs);

@@ -78,7 +78,7 @@ impl Pool {
                 for (driver, subjects) in &subjects {
                     for (subject, usage) in subjects.iter().zip(driver.measure(subjects)) {
                         self.limit_disk(subject, &usage);
-                        usages.push((subject.place.instance(), usage));
+                        usages.push((subject.place.instance(), subject.handle.clone(), usage));
                     }
                 }
                 // Without a state directory there are no instances, and the root file system is

@@ -45,7 +45,7 @@ fn measure_without_free_descriptors() {
     // If the instance were to be killed, `Done::Condemned` would come first.
     match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
         Input::Done(Done::Measured { usages, .. }) => {
-            assert_eq!(usages[0].1.disk_mb, -1);
+            assert_eq!(usages[0].2.disk_mb, -1);
         }
         other => panic!("{other:?}"),
     }

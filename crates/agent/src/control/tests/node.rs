@@ -152,7 +152,7 @@ fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
     };
     stage.feed(Input::Done(Done::Measured {
         facts: facts(),
-        usages: vec![(ONE, usage)],
+        usages: vec![(ONE, Some(handle(ONE)), usage)],
         tunnels: Vec::new(),
     }));
     let stats: Stats = stage.next();
@@ -432,7 +432,7 @@ fn without_flags_the_machine_determines_the_capacity() {
             mem_available_mb: available,
             ..facts()
         };
-        let usages = vec![(ONE, usage)];
+        let usages = vec![(ONE, Some(handle(ONE)), usage)];
         Input::Done(Done::Measured {
             facts,
             usages,
@@ -457,6 +457,29 @@ fn without_flags_the_machine_determines_the_capacity() {
 }
 
 const RESERVE: i64 = 64;
+
+#[test]
+fn a_run_that_ends_while_it_is_measured_uses_no_memory_and_neither_does_the_next_one() {
+    let mut stage = Stage::of(Settings {
+        mem_mb: None,
+        ..settings()
+    });
+    stage.run(&persistent(ONE));
+    stage.end(ONE, 1);
+    let usage = Usage {
+        memory_mb: 60,
+        ..Usage::default()
+    };
+    stage.feed(Input::Done(Done::Measured {
+        facts: facts(),
+        usages: vec![(ONE, Some(handle(ONE)), usage)],
+        tunnels: Vec::new(),
+    }));
+    assert_eq!(stage.stats().instances[0].memory_usage_mb, -1);
+    stage.send(&restart(ONE));
+    // All that it was promised is still free.
+    assert_eq!(stage.control.ready().mem_available_mb, 4000 - 100);
+}
 
 #[test]
 fn a_configuration_is_applied_or_sent_back() {
