@@ -635,6 +635,8 @@ impl Instances {
                     _ => next,
                 });
                 instance.record.after = RecordAfter::Nothing;
+                // The record on the disk has the command that is refused now, and the next agent would continue it.
+                self.save(id, out);
                 if after == RecordAfter::Delete {
                     // Of the protocol's three reasons, `invalid_data` is the only one that does not
                     // claim that the instance is gone.

@@ -240,6 +240,23 @@ fn a_delete_that_fails_is_answered_and_can_be_repeated() {
 }
 
 #[test]
+fn a_delete_that_fails_is_not_continued_by_the_next_agent() {
+    let mut stage = Stage::new();
+    stage.run(&persistent(ONE));
+    stage.send(&delete(ONE, false));
+    stage.end(ONE, 143);
+    stage.feed(Input::Done(Done::Removed {
+        instance: ONE,
+        result: Err("read-only".into()),
+    }));
+    let saved = stage.jobs.iter().rev().find_map(|job| match job {
+        Job::Save { record, .. } => Some((record.phase, record.after)),
+        _ => None,
+    });
+    assert_eq!(saved, Some((RecordPhase::Stopped, RecordAfter::Nothing)));
+}
+
+#[test]
 fn commands_during_a_launch_are_carried_out_afterwards() {
     let mut stage = Stage::new();
     stage.send(&start(ONE));
