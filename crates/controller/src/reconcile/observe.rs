@@ -175,7 +175,8 @@ impl Observer<'_, '_> {
                     ..instance.clone()
                 };
                 let what = format!("waits for node {}, which starts it and is away", seen.node);
-                self.draft.change(changed, "starting", &what);
+                self.draft.change(changed.clone(), "starting", &what);
+                return self.give_up(&changed, seen.node);
             }
             return self.give_up(instance, seen.node);
         }
@@ -207,7 +208,8 @@ impl Observer<'_, '_> {
                 since: self.draft.now().unix_ms,
                 ..instance.clone()
             };
-            self.draft.change(changed, kind, &what);
+            self.draft.change(changed.clone(), kind, &what);
+            return self.give_up(&changed, seen.node);
         }
         self.give_up(instance, seen.node);
     }

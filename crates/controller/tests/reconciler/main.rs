@@ -508,6 +508,37 @@ fn a_node_that_is_away_for_longer_than_the_grace_loses_its_instances() {
 }
 
 #[test]
+fn an_instance_that_is_found_on_a_node_that_is_away_is_lost_there() {
+    for is_pending in [false, true] {
+        let mut bench = Bench::new();
+        let mut spec = web(1, "a");
+        spec["reschedule"] = serde_json::json!({"grace_s": 0});
+        bench.apply(spec);
+        let plan = bench.plan();
+        bench.core.handle_commit(plan.writes, 1);
+        plan.commands.iter().for_each(|command| bench.carry_out(command));
+        // The node lists the instance, and leaves before the controller looks.
+        let (uuid, seen) = bench.seen.instances.iter_mut().next().unwrap();
+        seen.is_pending = is_pending;
+        let uuid = *uuid;
+        bench.seen.nodes.clear();
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            let writes = bench.plan().writes;
+            let rows = writes.iter().filter_map(|write| match write {
+                Write::Event(row) if row.instance == Some(uuid) => Some((row.kind, row.node)),
+                _ => None,
+            });
+            told.extend(rows);
+            bench.core.handle_commit(writes, 1);
+        }
+        assert!(matches!(told[..], [_, ("lost", Some(NODE))]), "{told:?}");
+        let instance = &bench.core.state().instances[&uuid];
+        assert!(!instance.wanted && instance.node == Some(NODE), "{instance:?}");
+    }
+}
+
+#[test]
 fn a_plan_that_could_not_be_written_is_made_again() {
     let mut bench = Bench::new();
     bench.apply(web(2, "a"));
