@@ -673,6 +673,13 @@ mod tests {
     }
     /// A machine that leads, the time, and its lease.
     fn leading() -> (Machine, Instant, Lease) {
+        let (machine, _, now) = leading_at();
+        let lease = machine.leader.unwrap().lease;
+        (machine, now, lease)
+    }
+
+    /// A machine that leads, its engine, and the time.
+    fn leading_at() -> (Machine, MemoryEngine, Instant) {
         let member = Member {
             uuid: Uuid::from_u128(1),
             incarnation: 1,
@@ -682,6 +689,18 @@ mod tests {
         };
         let mut machine = Machine::new(Join { member, leads: true });
         let (engine, mut now) = (MemoryEngine::new(), ssntp_transport::now());
+        // An engine that is empty later uses lower revisions.
+        for number in 0..5 {
+            let (key, value) = (format!("{DOCUMENTS}{number}"), Vec::new());
+            let (lease, when) = (None, When::Always);
+            let document = Request::Put {
+                key,
+                value,
+                lease,
+                when,
+            };
+            engine.ask_at(now, &document).unwrap();
+        }
         while machine.view().acts(now).is_none() {
             match machine.next(now) {
                 Next::Ask(request) => {
@@ -691,8 +710,7 @@ mod tests {
                 Next::Left => panic!("it has left"),
             }
         }
-        let lease = machine.leader.unwrap().lease;
-        (machine, now, lease)
+        (machine, engine, now)
     }
 
     #[test]
@@ -718,6 +736,24 @@ mod tests {
         machine.handle_answer(&Request::KeepAlive(lease), now, now, Ok(Answer::Alive(false)));
         assert_eq!(machine.view().acts(now), None);
         assert_eq!(machine.next(now), Next::Ask(Request::Read));
+    }
+
+    /// Otherwise its clients would refuse its frames.
+    #[test]
+    fn a_server_without_others_leads_with_a_higher_token_after_its_engine_was_emptied() {
+        let (mut machine, engine, mut now) = leading_at();
+        let before = machine.view().acts(now).unwrap();
+        engine.lose();
+        while machine.view().acts(now).is_none_or(|token| token == before) {
+            match machine.next(now) {
+                Next::Ask(request) => {
+                    machine.handle_answer(&request, now, now, engine.ask_at(now, &request));
+                }
+                Next::At(at) => now = at,
+                Next::Left => panic!("it has left"),
+            }
+        }
+        assert!(machine.view().acts(now) > Some(before), "{:?}", machine.view());
     }
 
     /// Otherwise its term would go on under the same token after it has ended, at an engine whose clock is slower.

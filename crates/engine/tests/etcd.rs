@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use ssntp_engine::{
-    Answer, Engine, EngineError, Etcd, EtcdConfig, EtcdCredentials, EtcdRenewal, Join, Kept, Lease, Member,
-    Membership, Request, User, View, When,
+    Answer, Engine, EngineError, Entry, Etcd, EtcdConfig, EtcdCredentials, EtcdRenewal, Join, Kept, Lease,
+    Member, Membership, Request, User, View, When,
 };
 use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role, ServerCheck, Trust};
 use ssntp_test_support::etcd::EtcdProcess;
@@ -140,6 +140,31 @@ fn leases_conditions_and_revisions_are_those_of_etcd() {
     );
     assert_eq!(ask(&mut engine, &mine), Err(EngineError::NoLease));
     assert_eq!(read(&mut engine).entries.len(), 1, "only the document is left");
+}
+
+#[test]
+fn only_the_holder_of_the_leaders_key_writes_and_over_what_it_has_read() {
+    let Some(etcd) = EtcdProcess::start(1) else { return };
+    let mut engine = client(&etcd.join());
+    let [lease, former] = [(); 2].map(|()| grant(&mut engine, 60));
+    ask(&mut engine, &put("leader", "me", Some(lease), When::Absent)).unwrap();
+    let mut write = |value, when| ask(&mut engine, &put("d", value, None, when)).unwrap();
+    let Answer::Put(first) = write("1", When::Led(lease, None)) else {
+        panic!("the leader writes what is absent");
+    };
+    for when in [
+        When::Led(former, Some(first)),
+        When::Led(lease, None),
+        When::Led(lease, Some(first - 1)),
+    ] {
+        let refused = write("2", when);
+        let present = |entry: &Entry| (&entry.value[..], entry.modified) == (b"1", first);
+        assert!(
+            matches!(&refused, Answer::Differs(Some(entry)) if present(entry)),
+            "{refused:?}"
+        );
+    }
+    assert!(matches!(write("2", When::Led(lease, Some(first))), Answer::Put(at) if at > first));
 }
 
 #[test]
@@ -368,6 +393,20 @@ fn a_token_that_etcd_refuses_is_replaced_once() {
             .count(),
         3
     );
+}
+
+#[test]
+fn renewed_credentials_count_from_the_next_request() {
+    let (at, peer) = peer(&[&[TOKEN, ALIVE], &[TOKEN, ALIVE]]);
+    let mut engine = Etcd::new(EtcdConfig {
+        credentials: user("n", "p"),
+        ..config(&format!("etcd://{at}"))
+    });
+    assert_eq!(engine.ask(&Request::KeepAlive(Lease(7))), Ok(Answer::Alive(true)));
+    engine.renewal().renew(user("n", "other"));
+    assert_eq!(engine.ask(&Request::KeepAlive(Lease(7))), Ok(Answer::Alive(true)));
+    let asked = peer.join().unwrap();
+    assert!(asked[2].contains("/v3/auth/authenticate") && asked[2].contains("other"));
 }
 
 #[test]

@@ -414,6 +414,30 @@ mod tests {
         assert!(warned.len() == 1 && warned[0].contains("is empty"), "{warned:?}");
     }
 
+    /// Otherwise the next leader might read a configuration that its sender was refused.
+    #[test]
+    fn the_current_configuration_is_written_until_the_engine_confirms_it() {
+        let (keeper, results) = Keeper::held();
+        let yaml = Bytes::from("configure:\n  scheduler:\n    storage_uri: /etc\n");
+        let mut configuration = Configuration::in_memory(yaml).unwrap();
+        configuration.keeper = keeper;
+        let mut now = now();
+        configuration.write_current(now);
+        for outcome in [Written::Unknown("lost".into()), Written::Refused("full".into())] {
+            assert!(configuration.next_outcome(now, true).is_none());
+            assert_eq!(configuration.next_deadline(), None, "it is being written");
+            results.send(outcome).unwrap();
+            let outcome = configuration.next_outcome(now, true);
+            assert!(matches!(outcome, Some(Outcome::Behind(_))));
+            assert_eq!(configuration.next_deadline(), Some(now + RETRY));
+            now += RETRY;
+        }
+        assert!(configuration.next_outcome(now, true).is_none());
+        results.send(Written::Done).unwrap();
+        assert!(configuration.next_outcome(now, true).is_none());
+        assert_eq!(configuration.next_deadline(), None);
+    }
+
     /// Otherwise a new leader would write its own configuration over that of the engine.
     #[test]
     fn the_configuration_of_the_engine_leaves_nothing_to_write() {

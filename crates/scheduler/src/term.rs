@@ -287,6 +287,7 @@ pub(super) mod tests {
     use ssntp::testkit::{HandlerTest, Testkit};
     use ssntp_engine::{Join, Member, Membership};
     use ssntp_test_support::memory_engine::MemoryEngine;
+    use ssntp_transport::deadline;
 
     #[test]
     fn a_term_leaves_its_intents_to_the_next_one_and_waits_for_all_reports_with_its_own() {
@@ -427,7 +428,7 @@ pub(super) mod tests {
         let kit = Testkit::new().unwrap();
         let shared = Arc::new(Shared::default());
         let mut test = HandlerTest::new(kit.server_config().unwrap(), ()).unwrap();
-        let (_membership, acting) = acts(&shared, 7, test.now() + SYNC_TIME);
+        let (membership, acting) = acts(&shared, 7, test.now() + SYNC_TIME);
         let mut term = Term::new(&shared);
         let mut change = |term: &mut Term, token| {
             let change = test.with(|cx| {
@@ -440,7 +441,25 @@ pub(super) mod tests {
         assert_eq!(change(&mut term, 0), Some((false, Some(7))));
         term.begin(acting, now());
         assert_eq!(change(&mut term, 7), None);
+        // It has lost the lease and won it again since the last look.
+        let again = Acting { token: 9, ..acting };
+        shared.set_view(&View {
+            acting: Some(again),
+            ..View::default()
+        });
+        assert_eq!(change(&mut term, 7), Some((true, Some(9))));
+        term.begin(again, now());
         // Another scheduler leads, although the engine has told this one nothing of it.
-        assert_eq!(change(&mut term, 8), Some((true, None)));
+        assert_eq!(change(&mut term, 1 << 50), Some((true, None)));
+        // The thread of the engine is told, or this server would keep the lease and never act.
+        let end = deadline(SYNC_TIME * 12);
+        while membership
+            .view()
+            .acting
+            .is_none_or(|acting| acting.token < 1 << 50)
+        {
+            assert!(now() < end, "{:?}", membership.view());
+            std::thread::yield_now();
+        }
     }
 }

@@ -247,6 +247,10 @@ fn write_without_a_thread_fails() {
     assert!(table.unwritten.keeper.is_done());
     let finished = table.unwritten.take_finished(now());
     assert!(finished.is_some_and(|(_, result)| result.is_err()));
+    assert!(
+        table.unwritten.is_behind(),
+        "the changes are written with the next one"
+    );
 }
 
 #[test]
