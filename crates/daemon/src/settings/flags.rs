@@ -110,7 +110,10 @@ fn words_of(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, St
         }
         _ => {}
     }
-    let problems = entry.values.iter().filter_map(|value| problem(arg, value));
+    let problems = entry
+        .values
+        .iter()
+        .filter_map(|value| several(arg, entry, value).or_else(|| problem(arg, value)));
     let problems: Vec<_> = problems.collect();
     if !problems.is_empty() {
         return Err(problems);
@@ -133,6 +136,16 @@ fn words_of(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, St
         std::iter::once(&flag).chain(values)
     });
     Ok(groups.map(OsString::from).collect())
+}
+
+/// The error for an entry of a list that clap would split.
+fn several(arg: &Arg, entry: &Entry, value: &Scalar) -> Option<(Position, String)> {
+    let delimiter = arg.get_value_delimiter().filter(|_| entry.is_list)?;
+    let what = format!(
+        "{:?}: each entry of a list is one value, without {delimiter:?}",
+        value.text
+    );
+    value.text.contains(delimiter).then_some((value.at, what))
 }
 
 /// The error of clap for one value of a flag.

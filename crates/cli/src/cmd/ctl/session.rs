@@ -171,11 +171,12 @@ impl<'a> Session<'a> {
         // After this time the command continues with the nodes that are known. If it names another
         // node, that is reported as unknown.
         let complete = || Ok(session.controller.wait_complete(POLL).then_some(()));
-        let is_complete = stop.poll(Duration::ZERO, COMPLETION, complete)?.is_some();
+        let limit = COMPLETION.min(session.limit);
+        let is_complete = stop.poll(Duration::ZERO, limit, complete)?.is_some();
         let without_snapshot = || session.controller.look(without_snapshot);
         if let Some(why) = without_snapshot() {
             note(format_args!("ssntp: waiting for the list of nodes: {why}"));
-            let left = session.limit.saturating_sub(COMPLETION);
+            let left = session.limit.saturating_sub(limit);
             stop.poll(Duration::ZERO, LEADER.min(left), complete)?;
         }
         match without_snapshot() {
@@ -331,7 +332,7 @@ impl<'a> Session<'a> {
         let tick = crossbeam_channel::tick(POLL);
         let mut progress = Progress::new();
         let total = orders.len();
-        let mut timeout = crossbeam_channel::after(self.limit);
+        let (mut timeout, mut waited) = (crossbeam_channel::after(self.limit), self.limit);
         let last = now() + MAX_START;
         loop {
             let mut waiting = Vec::new();
@@ -360,10 +361,11 @@ impl<'a> Session<'a> {
                     let continues = |order: &Order| may_continue && order.is_progressing();
                     let (continuing, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(continues);
                     for order in &late {
-                        report(order, &Err(order.timed_out(self.limit)))?;
+                        report(order, &Err(order.timed_out(waited)))?;
                     }
                     orders = continuing;
                     timeout = crossbeam_channel::after(self.limit);
+                    waited += self.limit;
                 },
             }
         }

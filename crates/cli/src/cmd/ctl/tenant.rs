@@ -301,7 +301,8 @@ fn send(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
 
 fn answer_to(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
     let is_answer = |answer: &Tenants| answer.id == request.id;
-    session.ask_for(request, is_answer, request.action != TenantAction::List)
+    let changes = !matches!(request.action, TenantAction::List | TenantAction::Show);
+    session.ask_for(request, is_answer, changes)
 }
 
 fn accepted(answer: Tenants) -> Result<Tenants, Failure> {

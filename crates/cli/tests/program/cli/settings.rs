@@ -105,7 +105,8 @@ fn every_error_of_a_file_is_reported_with_line_and_column() {
         cert: certs/agent.pem\n\
         until-stdin-ends: true\n\
         config-file: x\n\
-        uuid:\n";
+        uuid:\n\
+        crl: [one.pem, 'two.pem,three.pem']\n";
     write(&user, "wrong.yaml", wrong);
     let expected = [
         "1:1: unknown key lissten; did you mean listen?",
@@ -119,6 +120,7 @@ fn every_error_of_a_file_is_reported_with_line_and_column() {
         "13:1: unknown key until-stdin-ends",
         "14:1: unknown key config-file",
         "15:1: uuid: a value is missing; leave the key out for the default",
+        "16:16: crl: \"two.pem,three.pem\": each entry of a list is one value, without ','",
     ];
     let output = user.run(&["config", "check", "server", "wrong.yaml"]);
     let output_text = String::from_utf8(output.stdout).unwrap();
@@ -128,7 +130,7 @@ fn every_error_of_a_file_is_reported_with_line_and_column() {
     // A daemon prints the first error, and does not start.
     let error = user.fails(&["server", "--config-file", "wrong.yaml"], 2);
     assert!(
-        error.starts_with(&format!("ssntp: {}; and 9 more", expected[0])),
+        error.starts_with(&format!("ssntp: {}; and 10 more", expected[0])),
         "{error}"
     );
     let lines = user.run(&["config", "check", "server", "wrong.yaml", "--json"]);
