@@ -39,11 +39,13 @@ impl<'a> Directory<'a> {
         own.chain(remote.filter(|info| self.is_listed(info)))
     }
 
-    /// Every session.
+    /// Every session that has begun. Of one that was admitted and never begins, the application is told no end.
     pub fn sessions(&self) -> impl Iterator<Item = &SessionInfo> {
-        let own = self.sessions.iter().map(|session| &*session.info);
+        let own = self.sessions.iter().filter(|session| session.announced);
+        let is_begun = |uuid| self.sessions.of(uuid).is_some_and(|session| session.announced);
         let remote = self.roster.iter().map(|remote| &remote.info);
-        own.chain(remote.filter(|info| self.is_listed(info)))
+        let remote = remote.filter(move |info| !is_begun(info.uuid));
+        own.map(|session| &*session.info).chain(remote)
     }
 
     /// The number of sessions.

@@ -116,6 +116,29 @@ impl HandlerTest {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub fn connect_as(&mut self, identity: &Identity, uuid: Uuid) -> Result<SessionInfo, Refusal> {
+        let (id, info) = self.admit(identity, uuid)?;
+        self.step(|core, now, actions| core.admitted(id, true, now, actions));
+        Ok(info)
+    }
+
+    /// Admits a client that never connects, because its handshake is given up after this call.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn give_up(
+        &mut self,
+        identity: &Identity,
+        uuid: Uuid,
+        meanwhile: impl FnOnce(&mut Self),
+    ) -> Result<(), Refusal> {
+        let (id, _) = self.admit(identity, uuid)?;
+        meanwhile(self);
+        self.step(|core, now, actions| core.admitted(id, false, now, actions));
+        self.remove(id);
+        Ok(())
+    }
+
+    fn admit(&mut self, identity: &Identity, uuid: Uuid) -> Result<(ConnectionId, SessionInfo), Refusal> {
         let id = self.connections.take();
         let request = AdmissionRequest {
             peer: Peer {
@@ -138,8 +161,7 @@ impl HandlerTest {
         self.perform(actions);
         let Grant { info, .. } = verdict?;
         self.clients.insert(id, uuid);
-        self.step(|core, now, actions| core.admitted(id, true, now, actions));
-        Ok((*info).clone())
+        Ok((id, (*info).clone()))
     }
 
     /// Delivers a frame of a client to the server. Does nothing if the client is not connected.

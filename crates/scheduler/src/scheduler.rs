@@ -396,7 +396,9 @@ impl Scheduler {
         self.take_configuration(cx, view);
         self.tenants.take_view(view);
         let has_address = |instance| self.tenants.has_address(instance);
-        let is_there = |node| cx.directory().session(node).is_some();
+        let mut sessions: Vec<_> = cx.directory().sessions().cloned().collect();
+        sessions.sort_unstable_by_key(SessionInfo::uuid);
+        let is_there = |node| sessions.binary_search_by_key(&node, SessionInfo::uuid).is_ok();
         self.cluster
             .starts
             .adopt(intents, is_there, has_address, cx.now());
@@ -407,8 +409,6 @@ impl Scheduler {
             self.announce_lead_to(cx, server);
         }
         self.announce_leader(cx);
-        let mut sessions: Vec<_> = cx.directory().sessions().cloned().collect();
-        sessions.sort_unstable_by_key(SessionInfo::uuid);
         for controller in sessions.iter().filter(|session| Cluster::is_controller(session)) {
             // It gets no snapshot, because each node is announced to all controllers now.
             self.cluster.controllers.join(controller);

@@ -465,3 +465,23 @@ fn the_figures_of_a_scheduler_that_does_not_lead_have_no_addresses() {
     scheduler.begin_following(&Arc::default());
     assert_eq!(scheduler.present_figures().unclaimed_addresses, 0);
 }
+
+#[test]
+fn a_node_whose_handshake_is_given_up_after_a_term_has_begun_is_in_no_list() {
+    let (kit, shared) = (Testkit::new().unwrap(), Arc::new(Shared::default()));
+    let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
+    scheduler.begin_following(&shared);
+    let config = scheduler.serve_with(kit.server_config().unwrap());
+    let mut test = HandlerTest::new(config, scheduler).unwrap();
+    let [agent, controller] = [Role::AGENT, Role::CONTROLLER].map(|role| kit.identity(role).unwrap());
+    let begin_term = |test: &mut HandlerTest| {
+        drop(acts(&shared, 1, test.now() + 10 * STEP));
+        test.connect(&controller).unwrap();
+    };
+    test.give_up(&agent, Uuid::from_u128(9), begin_term).unwrap();
+    let later = test.connect(&controller).unwrap();
+    let sent = test.sent_to(later.uuid());
+    let kinds: Vec<_> = sent.iter().map(Frame::kind).collect();
+    assert!(kinds.contains(&Event::SNAPSHOT_COMPLETE.into()), "{kinds:?}");
+    assert!(!kinds.contains(&Event::NODE_CONNECTED.into()), "{kinds:?}");
+}
