@@ -512,28 +512,21 @@ mod tests {
         assert_eq!(reloads.get(), 4, "a signal reloads even if no file has changed");
     }
 
-    /// A message of a panic that panics when it is dropped, which no server can catch.
-    struct Bomb;
-
-    impl Drop for Bomb {
-        fn drop(&mut self) {
-            panic!("on purpose");
-        }
-    }
-
     #[test]
-    fn a_daemon_ends_with_its_server_and_fails_if_the_server_has_panicked() {
-        let serve = |end: fn(&Server)| {
-            let kit = ssntp::testkit::Testkit::new().unwrap();
-            let server = Server::start(kit.server_config().unwrap(), ()).unwrap();
-            end(&server);
+    fn a_daemon_ends_with_its_server_and_fails_if_the_server_answers_no_more() {
+        let kit = ssntp::testkit::Testkit::new().unwrap();
+        let server = Server::start(kit.server_config().unwrap(), ()).unwrap();
+        let serve = |arm| {
             let mut daemon = Daemon::install_for_trying().unwrap();
             let reload = |_: Option<NoArgs>| Ok(FilesRead::default());
-            daemon.serve(FilesRead::default(), reload, vec![server_stopped(&server)])
+            daemon.serve(FilesRead::default(), reload, vec![arm])
         };
-        serve(|server| server.handle().stop()).unwrap();
-        let panics = |server: &Server| server.handle().post(|_| std::panic::panic_any(Bomb)).unwrap();
-        let failure = serve(panics).unwrap_err();
+        server.handle().stop();
+        serve(server_stopped(&server)).unwrap();
+        let arm = server_stopped(&server);
+        // As after a panic of its dispatcher.
+        drop(server);
+        let failure = serve(arm).unwrap_err();
         assert_eq!(failure.plain(), Some("the server has panicked; the log says why"));
     }
 
