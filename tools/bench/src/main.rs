@@ -97,7 +97,8 @@ struct Args {
     /// Print one JSON object for each case and system, one a line
     #[arg(long)]
     json: bool,
-    /// The time after which one measurement is given up: its server is killed
+    /// The time after which one measurement is given up: its server is killed, and left
+    /// out of the case's further runs
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     limit: Duration,
 }
@@ -228,8 +229,17 @@ fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     let (mut report, mut failed) = (Report::default(), 0);
     for case in cases {
         let before = Used::now();
+        let mut too_slow = Vec::new();
         for run in 1..=args.runs {
-            failed += measure(*case, run, &systems, &bench, &mut report, &mut progress);
+            failed += measure(
+                *case,
+                run,
+                &systems,
+                &mut too_slow,
+                &bench,
+                &mut report,
+                &mut progress,
+            );
             if stop.requested() {
                 break;
             }
@@ -261,11 +271,13 @@ fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     }
 }
 
-/// Measures a case once on each system; returns how many of these measurements failed.
+/// Measures a case once on each system but for those that are `too_slow` for it, to which it adds the
+/// ones that reach the limit. Returns how many measurements failed.
 fn measure(
     case: Case,
     run: u32,
     systems: &[System],
+    too_slow: &mut Vec<System>,
     bench: &Bench<'_>,
     report: &mut Report,
     progress: &mut Progress,
@@ -275,6 +287,10 @@ fn measure(
     let rate = case.rate(systems, bench);
     let mut failed = 0;
     for &system in systems {
+        if too_slow.contains(&system) {
+            progress.done();
+            continue;
+        }
         progress.begin(case, run, system);
         let figures = match &rate {
             Ok(rate) => case.measure(system, *rate, bench),
@@ -292,10 +308,13 @@ fn measure(
                 progress.clear();
                 let why = match result {
                     Err(failure) if !expired => failure,
-                    _ => Failure::new(format!(
-                        "not done after {} s (--limit)",
-                        bench.limit.as_secs_f64()
-                    )),
+                    _ => {
+                        too_slow.push(system);
+                        Failure::new(format!(
+                            "not done after {} s (--limit), so left out of further runs",
+                            bench.limit.as_secs_f64()
+                        ))
+                    }
                 };
                 note(format!("{case}, {}: {why}", system.name()));
             }
