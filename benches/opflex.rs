@@ -150,7 +150,7 @@ fn element(address: &str, certificates: Option<&str>) {
         config = config.tls(check.connector(Some(&identity)).unwrap());
     }
     let element = PolicyElement::start(config).unwrap();
-    while element.recv().unwrap()
+    while element.events().recv().unwrap()
         != (ElementEvent::Health {
             health: policy_element::Health::Healthy,
         })
@@ -160,7 +160,7 @@ fn element(address: &str, certificates: Option<&str>) {
     let resolved = |wanted: usize| {
         let mut resolved = 0;
         while resolved < wanted {
-            if let ElementEvent::Resolved { found, .. } = element.recv().unwrap() {
+            if let ElementEvent::Resolved { found, .. } = element.events().recv().unwrap() {
                 assert!(found);
                 resolved += 1;
             }
@@ -201,7 +201,10 @@ fn crowd_of(address: &str, elements: &str) {
     for (element, _) in &crowd {
         let mut resolved = 0;
         while resolved < OF_EACH {
-            resolved += usize::from(matches!(element.recv().unwrap(), ElementEvent::Resolved { .. }));
+            resolved += usize::from(matches!(
+                element.events().recv().unwrap(),
+                ElementEvent::Resolved { .. }
+            ));
         }
     }
     println!("{}", begin.elapsed().as_secs_f64());
@@ -213,7 +216,7 @@ fn crowd_of(address: &str, elements: &str) {
     for (element, _) in &crowd {
         let mut changed = 0;
         while changed < OF_EACH {
-            if let ElementEvent::Changed { objects, .. } = element.recv().unwrap() {
+            if let ElementEvent::Changed { objects, .. } = element.events().recv().unwrap() {
                 changed += objects.len();
             }
         }

@@ -23,7 +23,7 @@
 //!
 //! | module | contents | uses |
 //! |---|---|---|
-//! | [`rpc`] | JSON-RPC 1.0: framing, ids, requests without an answer | – |
+//! | [`rpc`] | JSON-RPC 1.0: framing, ids | – |
 //! | [`model`] | managed objects: URIs, the tree store, watchers, files | – |
 //! | [`message`] | the methods with typed parameters and results | `rpc`, `model` |
 //! | [`peer`] | the code that servers and policy elements share | `rpc`, `message` |

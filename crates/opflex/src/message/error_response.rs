@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use ssntp_transport::excerpt;
 
 /// The kind of a failure. Codes that are not in the draft are kept, and mean the same as
 /// [`ErrorCode::ERROR`].
@@ -40,7 +41,7 @@ impl From<&str> for ErrorCode {
 
 /// The error of a failed request. `Display` has the code and the message, each cut to 200 characters.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
-#[error("{}{}{}", cut(code.name()), if message.is_some() { ": " } else { "" }, cut(message.as_deref().unwrap_or_default()))]
+#[error("{}{}{}", excerpt(code.name()), if message.is_some() { ": " } else { "" }, excerpt(message.as_deref().unwrap_or_default()))]
 pub struct ErrorResponse {
     /// The kind of failure.
     pub code: ErrorCode,
@@ -71,16 +72,6 @@ impl ErrorResponse {
             message: Some(message.to_string()),
             extra: Map::new(),
         }
-    }
-}
-
-/// A text that the peer has chosen, cut to a length that fits into an answer and a log line.
-pub(crate) fn cut(text: &str) -> Cow<'_, str> {
-    // About two lines of a log.
-    const CHARACTERS: usize = 200;
-    match text.char_indices().nth(CHARACTERS) {
-        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
-        None => Cow::Borrowed(text),
     }
 }
 

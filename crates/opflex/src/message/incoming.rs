@@ -8,20 +8,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::custom::{Custom, CustomResult};
-use super::echo::Echo;
-use super::endpoint_declare::EndpointDeclare;
-use super::endpoint_undeclare::EndpointUndeclare;
-use super::error_response::{ErrorCode, ErrorResponse, cut};
+use super::error_response::{ErrorCode, ErrorResponse};
 use super::identity::{Identity, IdentityResult};
 use super::method::Method;
+use super::params::{Custom, CustomResult, Echo, EndpointDeclare, EndpointUndeclare, StateReport, Update};
 use super::resolve::{Named, Resolve};
-use super::state_report::StateReport;
 use super::store::Store;
-use super::update::Update;
 use crate::json::Object;
 use crate::model::ManagedObject;
-use crate::rpc::{self, EncodeError, Frame, Id, Payload};
+use crate::rpc::{self, Frame, Id, Payload};
+use ssntp_transport::excerpt;
 
 /// A request of a known method with valid parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,7 +123,7 @@ impl Request {
     }
 
     /// The bytes of this request with the given id.
-    pub fn to_frame(&self, id: &Id) -> Result<Bytes, EncodeError> {
+    pub fn to_frame(&self, id: &Id) -> Bytes {
         let method = self.method().name();
         match self {
             Self::Echo(Echo(params)) => Frame::request(id, method, params),
@@ -191,7 +187,7 @@ impl Reply {
     }
 
     /// The bytes of this result as the answer to the request with the given id.
-    pub fn to_frame(&self, id: &Id) -> Result<Bytes, EncodeError> {
+    pub fn to_frame(&self, id: &Id) -> Bytes {
         match self {
             Self::Done(_, value) => Frame::result(id, value),
             Self::SendIdentity(identity) => Frame::result(id, identity),
@@ -201,7 +197,7 @@ impl Reply {
     }
 
     /// The answer to a resolve. `objects` is any list of objects.
-    pub(crate) fn resolved(of: Store, id: &Id, objects: &impl Serialize) -> Result<Bytes, EncodeError> {
+    pub(crate) fn resolved(of: Store, id: &Id, objects: &impl Serialize) -> Bytes {
         Frame::result(id, &BTreeMap::from([(of.name(), objects)]))
     }
 
@@ -237,8 +233,8 @@ impl Incoming {
 
     fn request(id: Id, name: &str, params: Option<&Payload>) -> Self {
         let Some(method) = Method::from_name(name) else {
-            let name = cut(name);
-            let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, format_args!("unknown method {name:?}"));
+            let what = format_args!("unknown method {name:?}");
+            let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, excerpt(what));
             return Self::Refused {
                 id,
                 method: None,
@@ -250,7 +246,7 @@ impl Incoming {
             Err(fault) => Self::Refused {
                 id,
                 method: Some(method),
-                error: ErrorResponse::new(ErrorCode::ERROR, format_args!("{method}: {}", cut(&fault))),
+                error: ErrorResponse::new(ErrorCode::ERROR, excerpt(format_args!("{method}: {fault}"))),
             },
         }
     }
@@ -266,7 +262,7 @@ impl Incoming {
                 Err(fault) => Self::BadResult {
                     id,
                     method,
-                    fault: cut(&fault.to_string()).into_owned(),
+                    fault: excerpt(fault).to_string(),
                 },
             },
             (Some(method), Err(error)) => match error.parse() {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::identity::Role;
+
 /// A method of the draft, or `custom` of libopflex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -37,43 +39,44 @@ pub enum Method {
 }
 
 impl Method {
-    /// Every method.
-    pub const ALL: [Self; 12] = [
-        Self::Echo,
-        Self::SendIdentity,
-        Self::PolicyResolve,
-        Self::PolicyUnresolve,
-        Self::PolicyUpdate,
-        Self::EndpointDeclare,
-        Self::EndpointUndeclare,
-        Self::EndpointResolve,
-        Self::EndpointUnresolve,
-        Self::EndpointUpdate,
-        Self::StateReport,
-        Self::Custom,
+    /// Every method in the order of the variants, with its name on the wire.
+    pub const ALL: [(Self, &'static str); 12] = [
+        (Self::Echo, "echo"),
+        (Self::SendIdentity, "send_identity"),
+        (Self::PolicyResolve, "policy_resolve"),
+        (Self::PolicyUnresolve, "policy_unresolve"),
+        (Self::PolicyUpdate, "policy_update"),
+        (Self::EndpointDeclare, "endpoint_declare"),
+        (Self::EndpointUndeclare, "endpoint_undeclare"),
+        (Self::EndpointResolve, "endpoint_resolve"),
+        (Self::EndpointUnresolve, "endpoint_unresolve"),
+        (Self::EndpointUpdate, "endpoint_update"),
+        (Self::StateReport, "state_report"),
+        (Self::Custom, "custom"),
     ];
 
     /// The name on the wire.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Echo => "echo",
-            Self::SendIdentity => "send_identity",
-            Self::PolicyResolve => "policy_resolve",
-            Self::PolicyUnresolve => "policy_unresolve",
-            Self::PolicyUpdate => "policy_update",
-            Self::EndpointDeclare => "endpoint_declare",
-            Self::EndpointUndeclare => "endpoint_undeclare",
-            Self::EndpointResolve => "endpoint_resolve",
-            Self::EndpointUnresolve => "endpoint_unresolve",
-            Self::EndpointUpdate => "endpoint_update",
-            Self::StateReport => "state_report",
-            Self::Custom => "custom",
-        }
+        Self::ALL[self as usize].1
     }
 
     /// The method with this name. Names are case-sensitive.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|method| method.name() == name)
+        let mut all = Self::ALL.into_iter();
+        all.find_map(|(method, of)| (of == name).then_some(method))
+    }
+
+    /// The role of the servers that the method is for.
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Self::EndpointDeclare
+            | Self::EndpointUndeclare
+            | Self::EndpointResolve
+            | Self::EndpointUnresolve
+            | Self::EndpointUpdate => Role::ENDPOINT_REGISTRY,
+            Self::StateReport => Role::OBSERVER,
+            _ => Role::POLICY_REPOSITORY,
+        }
     }
 
     /// True if the method is allowed before identities are exchanged.
@@ -94,7 +97,7 @@ mod tests {
 
     #[test]
     fn names_read_back() {
-        for method in Method::ALL {
+        for (method, _) in Method::ALL {
             assert_eq!(Method::from_name(method.name()), Some(method));
         }
         for name in ["", "Echo", "transact", "monitor", "update", "policy_trigger"] {

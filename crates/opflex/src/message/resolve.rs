@@ -93,15 +93,11 @@ impl Serialize for Named<'_> {
         // Not derived, because the names of the members depend on the store.
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("subject", &resolve.subject)?;
-        match (of, &resolve.target) {
-            (Store::Policy, Target::Uri(uri)) => map.serialize_entry("policy_uri", uri)?,
-            (Store::Endpoints, Target::Uri(uri)) => map.serialize_entry("endpoint_uri", uri)?,
-            (Store::Policy, Target::Ident(Ident { context, name })) => {
-                map.serialize_entry("policy_ident", &json!({ "name": name, "context": context }))?;
-            }
-            (Store::Endpoints, Target::Ident(Ident { context, name })) => {
-                let ident = json!({ "context": context, "identifier": name });
-                map.serialize_entry("endpoint_ident", &ident)?;
+        match &resolve.target {
+            Target::Uri(uri) => map.serialize_entry(of.pick("policy_uri", "endpoint_uri"), uri)?,
+            Target::Ident(Ident { context, name }) => {
+                let ident = json!({ "context": context, (of.pick("name", "identifier")): name });
+                map.serialize_entry(of.pick("policy_ident", "endpoint_ident"), &ident)?;
             }
         }
         if let Some(data) = &resolve.data {

@@ -5,7 +5,6 @@ use std::ops::{Index, IndexMut};
 use serde::Serialize;
 
 use super::method::Method;
-use super::role::Role;
 
 /// The tree that a method is about: policy or endpoints. Servers and elements have both trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -34,20 +33,12 @@ impl Store {
         self.pick(Method::PolicyUpdate, Method::EndpointUpdate)
     }
 
-    /// The role of the servers that have the tree.
-    pub const fn role(self) -> Role {
-        match self {
-            Self::Policy => Role::POLICY_REPOSITORY,
-            Self::Endpoints => Role::ENDPOINT_REGISTRY,
-        }
-    }
-
     /// The name in the result of a resolve, and in other JSON.
     pub const fn name(self) -> &'static str {
         self.pick("policy", "endpoint")
     }
 
-    const fn pick<T: Copy>(self, policy: T, endpoints: T) -> T {
+    pub(super) const fn pick<T: Copy>(self, policy: T, endpoints: T) -> T {
         match self {
             Self::Policy => policy,
             Self::Endpoints => endpoints,

@@ -17,8 +17,7 @@
 //! | `uri` | the place of an object, and escaping |
 //! | `name` | names of classes and properties |
 //! | `managed_object` | one object in the form of messages |
-//! | `ident` | identifiers: a name within a context |
-//! | `target` | one object, by URI or by identifier |
+//! | `ident` | identifiers: a name within a context; one object by URI or by identifier |
 //! | `tree` | the store |
 //! | `watchers` | the table of interests in objects |
 //! | `schema` | the model file |
@@ -31,18 +30,16 @@ mod ident;
 mod managed_object;
 mod name;
 mod schema;
-mod target;
 mod tree;
 mod uri;
 mod watchers;
 
 pub use self::error::{FileError, ModelError};
 pub use self::file::Format;
-pub use self::ident::Ident;
+pub use self::ident::{Ident, Target};
 pub use self::managed_object::{ManagedObject, Property, PropertyReference};
 pub use self::name::Name;
 pub use self::schema::{Schema, is_mac};
-pub use self::target::Target;
 #[cfg(test)]
 pub(crate) use self::tree::LOOKED_AT;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree};

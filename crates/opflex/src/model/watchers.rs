@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::Instant;
 
-use super::ident::Ident;
+use super::ident::{Ident, Target};
 use super::name::Name;
-use super::target::Target;
 use super::uri::Uri;
 use crate::json;
 use crate::shares::Shares;

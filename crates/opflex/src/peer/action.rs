@@ -1,15 +1,26 @@
-//! The actions of a core.
+//! The actions of a core, and the numbers of its connections.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::error;
+use serde::Serialize;
 
 use super::close::CloseReason;
-use super::connection::ConnectionId;
 use crate::message::Method;
-use crate::rpc::{EncodeError, Frame, Id};
+use crate::rpc::{Frame, Id};
+
+/// The number of a connection in a core. A number is never reused, so a late event of an ended
+/// connection cannot be mistaken for an event of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct ConnectionId(pub u64);
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
 
 /// An action that the caller of a core has to carry out. `E` is the type of the events for the
 /// application; a server has none.
@@ -73,11 +84,8 @@ impl<E> Actions<E> {
         self.list.push(action);
     }
 
-    pub(crate) fn send(&mut self, connection: ConnectionId, frame: Result<Bytes, EncodeError>) {
-        match frame {
-            Ok(frame) => self.push(Action::Send { connection, frame }),
-            Err(fault) => error!("{connection}: a message was not sent: {fault}"),
-        }
+    pub(crate) fn send(&mut self, connection: ConnectionId, frame: Bytes) {
+        self.push(Action::Send { connection, frame });
     }
 
     /// Sends the echo with this number, with the age of the core in milliseconds as libopflex does.

@@ -44,7 +44,8 @@ pub(crate) enum Due {
     Close(CloseReason),
 }
 
-/// The times of one connection: its echoes, the silence of its peer, and the identity of its peer.
+/// The times of one connection: its echoes, the silence of its peer, and the identity and the end of the
+/// certificate of its peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Keepalive {
     settings: KeepaliveSettings,
@@ -53,6 +54,7 @@ pub(crate) struct Keepalive {
     sent: u64,
     /// The time at which the identity of the peer is late. `None` once it was accepted.
     identity_by: Option<Instant>,
+    expires: Option<Instant>,
 }
 
 impl Keepalive {
@@ -60,8 +62,13 @@ impl Keepalive {
     const SHORTEST: Duration = Duration::from_millis(1);
 
     /// The state of a new connection, on which the caller sends echo number 0 now. `identity` is the
-    /// time limit of the peer's identity.
-    pub(crate) fn new(settings: &KeepaliveSettings, identity: Duration, now: Instant) -> Self {
+    /// time limit of the peer's identity, and `expires` the end of the peer's certificate.
+    pub(crate) fn new(
+        settings: &KeepaliveSettings,
+        identity: Duration,
+        expires: Option<Instant>,
+        now: Instant,
+    ) -> Self {
         Self {
             settings: *settings,
             last_received: now,
@@ -69,6 +76,7 @@ impl Keepalive {
             // The echo that is sent on connecting has number 0.
             sent: 1,
             identity_by: Some(after(now, identity)),
+            expires,
         }
     }
 
@@ -84,11 +92,15 @@ impl Keepalive {
 
     /// The time at which [`due`](Self::due) has an action.
     pub(crate) fn next_deadline(&self) -> Instant {
-        self.identity_by.map_or(self.next, |at| at.min(self.next))
+        let others = [self.identity_by, self.expires].into_iter().flatten();
+        others.fold(self.next, Instant::min)
     }
 
     /// The action that is due at `now`, if any.
     pub(crate) fn due(&mut self, now: Instant) -> Option<Due> {
+        if self.expires.is_some_and(|at| at <= now) {
+            return Some(Due::Close(CloseReason::Expired));
+        }
         if self.identity_by.is_some_and(|at| at <= now) {
             return Some(Due::Close(CloseReason::IdentityTimeout));
         }
@@ -114,7 +126,7 @@ mod tests {
 
     /// A connection whose peer has sent its identity.
     fn new(start: Instant) -> Keepalive {
-        let mut keepalive = Keepalive::new(&KeepaliveSettings::default(), Duration::ZERO, start);
+        let mut keepalive = Keepalive::new(&KeepaliveSettings::default(), Duration::ZERO, None, start);
         keepalive.identified();
         keepalive
     }
@@ -151,7 +163,12 @@ mod tests {
     fn an_identity_is_due_at_its_time_whatever_else_the_peer_sends() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut keepalive = Keepalive::new(&KeepaliveSettings::default(), Duration::from_secs(12), start);
+        let mut keepalive = Keepalive::new(
+            &KeepaliveSettings::default(),
+            Duration::from_secs(12),
+            None,
+            start,
+        );
         assert_eq!(keepalive.due(at(10)), Some(Due::Echo(1)));
         keepalive.received(at(11));
         assert_eq!(keepalive.next_deadline(), at(12));

@@ -13,7 +13,7 @@ use crate::message::{
 use crate::model::{Ident, ManagedObject, Name, Target, Uri};
 use crate::one_or_many::{OneOrMany, add, remove};
 use crate::peer::{Actions, ConnectionId};
-use crate::rpc::{Id, Pending, Random};
+use crate::rpc::{Id, Random};
 use ssntp_transport::{Deadlines, NEVER, after};
 
 /// The number of the first request, as in libopflex. Lower numbers are counted per connection.
@@ -24,7 +24,7 @@ const ALARM_ATTEMPTS: u32 = 3;
 
 /// A resolve, a declaration or a report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Key {
+pub(crate) enum Key {
     /// A resolve.
     Resolve(Store, Name, Target),
     /// A declared endpoint, by its topmost object.
@@ -36,11 +36,7 @@ pub(super) enum Key {
 impl Key {
     /// The role of the servers that get its request.
     pub(super) fn role(&self) -> Role {
-        match self {
-            Self::Resolve(of, ..) => of.role(),
-            Self::Declaration(_) => Role::ENDPOINT_REGISTRY,
-            Self::Report(_) => Role::OBSERVER,
-        }
+        self.method().role()
     }
 
     /// The method of its request.
@@ -78,8 +74,6 @@ pub(super) struct Item {
     pub(super) roots: BTreeSet<Uri>,
     /// True if an alarm was raised because no server answers.
     alarmed: bool,
-    /// Its position in the order of declarations and reports.
-    place: u64,
     /// The numbers of its requests that at least one server has not answered.
     xids: Vec<u64>,
 }
@@ -107,16 +101,26 @@ struct Call {
     waiting: BTreeSet<ConnectionId>,
     /// True if a server has answered it.
     is_answered: bool,
+    /// The number of times that it was sent.
+    attempts: u32,
+    /// The longest pause before it is sent again.
+    cap: Duration,
 }
 
 /// All resolves, declarations and reports.
 #[derive(Debug)]
 pub(super) struct Items {
-    items: HashMap<Key, Item>,
-    /// Declarations and reports, in the order in which they began.
-    sent: BTreeMap<u64, Key>,
-    last_place: u64,
-    calls: Pending<Call>,
+    /// Sorted, so that requests are sent in the same order in each run: policy first, on which endpoints
+    /// and reports depend.
+    items: BTreeMap<Key, Item>,
+    /// By their numbers. One table for all servers, because a request has the same number on all
+    /// connections.
+    calls: HashMap<u64, Call>,
+    /// The times at which requests are sent again.
+    repeats: Deadlines<u64>,
+    next_xid: u64,
+    /// The first pause before a request is sent again.
+    retry: Duration,
     refresh: Deadlines<Key>,
     random: Random,
     prr: Duration,
@@ -136,13 +140,13 @@ struct ResolveIndex {
 }
 
 impl Items {
-    pub(super) fn new(settings: &ElementSettings, mut random: Random) -> Self {
+    pub(super) fn new(settings: &ElementSettings, random: Random) -> Self {
         Self {
-            items: HashMap::new(),
-            sent: BTreeMap::new(),
-            last_place: 0,
-            // One table for all servers, because a request has the same number on all connections.
-            calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
+            items: BTreeMap::new(),
+            calls: HashMap::new(),
+            repeats: Deadlines::default(),
+            next_xid: FIRST_XID,
+            retry: settings.retry,
             refresh: Deadlines::default(),
             random,
             // A shorter refresh rate would send requests without a pause.
@@ -165,16 +169,14 @@ impl Items {
         self.items.iter()
     }
 
-    /// The declared and reported objects behind a position, in the order in which their
-    /// declarations and reports began, each with its position.
+    /// The declared and reported objects behind a declaration or report, each with its own one.
     pub(super) fn sent_objects_after(
         &self,
-        place: Option<u64>,
-    ) -> impl Iterator<Item = (u64, &ManagedObject)> {
-        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
-        let sent = self.sent.range((from, Bound::Unbounded));
-        let items = sent.filter_map(|(place, key)| Some((*place, self.items.get(key)?)));
-        items.flat_map(|(place, item)| item.objects.iter().map(move |object| (place, object)))
+        last: Option<Key>,
+    ) -> impl Iterator<Item = (Key, &ManagedObject)> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let items = self.items.range((from, Bound::Unbounded));
+        items.flat_map(|(key, item)| item.objects.iter().map(move |object| (key.clone(), object)))
     }
 
     /// Adds a resolve, declaration or report. Returns false if it exists already.
@@ -182,23 +184,14 @@ impl Items {
         if self.items.contains_key(key) {
             return false;
         }
-        let mut item = Item::default();
-        match key {
-            Key::Resolve(what, _, Target::Uri(uri)) => {
-                let roots = &mut self.resolves[*what].roots;
-                add(roots, uri.clone(), key.clone());
-            }
-            Key::Resolve(what, _, Target::Ident(ident)) => {
-                let idents = &mut self.resolves[*what].idents;
-                add(idents, ident.clone(), key.clone());
-            }
-            Key::Declaration(_) | Key::Report(_) => {
-                self.last_place += 1;
-                item.place = self.last_place;
-                self.sent.insert(item.place, key.clone());
+        if let Key::Resolve(what, _, target) = key {
+            let index = &mut self.resolves[*what];
+            match target {
+                Target::Uri(uri) => add(&mut index.roots, uri.clone(), key.clone()),
+                Target::Ident(ident) => add(&mut index.idents, ident.clone(), key.clone()),
             }
         }
-        self.items.insert(key.clone(), item);
+        self.items.insert(key.clone(), Item::default());
         self.draw_refresh(key, now);
         true
     }
@@ -207,11 +200,8 @@ impl Items {
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
         self.alarms -= usize::from(item.alarmed);
-        self.sent.remove(&item.place);
         self.refresh.clear(key);
-        for xid in &item.xids {
-            self.calls.end(*xid);
-        }
+        item.xids.iter().for_each(|xid| self.end_call(*xid));
         if let Key::Resolve(what, _, target) = key {
             let index = &mut self.resolves[*what];
             for root in item.roots(key) {
@@ -295,10 +285,8 @@ impl Items {
         actions: &mut Actions<ElementEvent>,
     ) {
         // Without a server nothing is sent; the request is made when a server becomes ready.
-        let Some(item) = self.items.get_mut(key).filter(|_| !to.is_empty()) else {
-            return;
-        };
-        let Some(request) = request(key, item, self.prr) else {
+        let item = self.items.get(key).filter(|_| !to.is_empty());
+        let Some(request) = item.and_then(|item| request(key, item, self.prr)) else {
             return;
         };
         // The request is not repeated after the time of the refresh, which sends a new one.
@@ -310,10 +298,18 @@ impl Items {
             key: key.clone(),
             waiting: to.iter().copied().collect(),
             is_answered: false,
+            attempts: 1,
+            cap: refresh,
         };
         // Entered before it is sent, so that an answer cannot come too early.
-        let xid = self.calls.begin(call, refresh, now);
-        item.xids.push(xid);
+        let xid = self.number();
+        self.calls.insert(xid, call);
+        // The first pause is random as well, because many requests are sent at the same time.
+        let pause = self.random.delay(self.retry, 0, refresh);
+        self.repeats.set(xid, after(now, pause));
+        if let Some(item) = self.items.get_mut(key) {
+            item.xids.push(xid);
+        }
         send(&request, xid, to, actions);
     }
 
@@ -343,21 +339,34 @@ impl Items {
             // The protocol has no request for it; the observer drops reports that are not repeated.
             Key::Report(_) => return,
         };
-        send(&request, self.calls.number(), to, actions);
+        send(&request, self.number(), to, actions);
+    }
+
+    /// The number of the next request. Numbers are never reused.
+    fn number(&mut self) -> u64 {
+        let xid = self.next_xid;
+        // At a million requests a second, 2^63 numbers last for 290,000 years.
+        self.next_xid = xid.wrapping_add(1);
+        xid
+    }
+
+    /// Removes a request that is answered or obsolete.
+    fn end_call(&mut self, xid: u64) {
+        self.repeats.clear(&xid);
+        self.calls.remove(&xid);
     }
 
     /// Drops the earlier requests of an item, whose answers are ignored from now on.
     pub(super) fn forget_calls(&mut self, key: &Key) {
-        if let Some(item) = self.items.get_mut(key) {
-            for xid in item.xids.drain(..) {
-                self.calls.end(xid);
-            }
-        }
+        let item = self.items.get_mut(key);
+        let xids = item.map(|item| std::mem::take(&mut item.xids));
+        let xids = xids.into_iter().flatten();
+        xids.for_each(|xid| self.end_call(xid));
     }
 
     /// Records the answer of a server. The request is not sent to this server again.
     pub(super) fn answered(&mut self, connection: ConnectionId, xid: u64) {
-        let Some(call) = self.calls.value_mut(xid) else {
+        let Some(call) = self.calls.get_mut(&xid) else {
             return;
         };
         // A request has several receivers, each of which answers it.
@@ -367,48 +376,56 @@ impl Items {
             self.alarms -= usize::from(std::mem::take(&mut item.alarmed));
             if call.waiting.is_empty() {
                 item.xids.retain(|other| *other != xid);
-                self.calls.end(xid);
+                self.end_call(xid);
             }
         }
     }
 
     /// The item of a request that this server has not answered yet.
-    pub(super) fn unanswered_item(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
-        let call = self.calls.value_mut(xid)?;
+    pub(super) fn unanswered_item(&self, connection: ConnectionId, xid: u64) -> Option<Key> {
+        let call = self.calls.get(&xid)?;
         call.waiting.contains(&connection).then(|| call.key.clone())
     }
 
     /// Drops the pending answers of a connection that has ended.
     pub(super) fn connection_ended(&mut self, connection: ConnectionId) {
-        let (items, alarms) = (&mut self.items, &mut self.alarms);
+        let (items, alarms, repeats) = (&mut self.items, &mut self.alarms, &mut self.repeats);
         self.calls.retain(|xid, call| {
             call.waiting.remove(&connection);
-            if call.waiting.is_empty()
-                && let Some(item) = items.get_mut(&call.key)
-            {
-                item.xids.retain(|other| *other != xid);
+            let is_over = call.waiting.is_empty();
+            if is_over {
+                repeats.clear(xid);
+            }
+            if is_over && let Some(item) = items.get_mut(&call.key) {
+                item.xids.retain(|other| other != xid);
                 *alarms -= usize::from(std::mem::take(&mut item.alarmed));
             }
-            !call.waiting.is_empty()
+            !is_over
         });
     }
 
-    /// Sends a request again whose time has come, to the servers that have not answered it. Returns
-    /// the alarm that this raises, if any: the item, and the number of attempts before this one.
-    /// Call it until it returns `None`.
+    /// Sends a request again whose time has come, to the servers that have not answered it, with the same
+    /// number, so that an answer to any attempt counts. Returns the alarm that this raises, if any: the
+    /// item, and the number of attempts before this one. Call it until it returns `None`.
     pub(super) fn retry(
         &mut self,
         now: Instant,
         actions: &mut Actions<ElementEvent>,
     ) -> Option<Option<(Key, u32)>> {
-        let (xid, attempts, call) = self.calls.due(now)?;
+        let xid = self.repeats.pop(now)?;
+        let call = self.calls.get_mut(&xid)?;
+        let attempts = call.attempts;
+        // The pause reaches its cap long before the count saturates.
+        call.attempts = attempts.saturating_add(1);
+        let pause = self.random.delay(self.retry, attempts, call.cap);
+        self.repeats.set(xid, after(now, pause));
         let (key, is_answered) = (call.key.clone(), call.is_answered);
         // libopflex sends it again to all servers.
         let to = call.waiting.iter().copied().collect();
         let item = self.items.get(&key);
         let Some(request) = item.and_then(|item| request(&key, item, self.prr)) else {
             // The item was removed, so its answer does not matter.
-            self.calls.end(xid);
+            self.end_call(xid);
             return Some(None);
         };
         send(&request, xid, to, actions);
@@ -444,7 +461,7 @@ impl Items {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        [self.calls.next_deadline(), self.refresh.next()]
+        [self.repeats.next(), self.refresh.next()]
             .into_iter()
             .flatten()
             .min()
@@ -468,10 +485,7 @@ fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
 }
 
 fn send(request: &Request, xid: u64, to: Vec<ConnectionId>, actions: &mut Actions<ElementEvent>) {
-    match request.to_frame(&Id::call(request.method().name(), xid)) {
-        Ok(frame) => to
-            .into_iter()
-            .for_each(|connection| actions.send(connection, Ok(frame.clone()))),
-        Err(fault) => log::error!("a request was not sent: {fault}"),
-    }
+    let frame = request.to_frame(&Id::call(request.method().name(), xid));
+    to.into_iter()
+        .for_each(|connection| actions.send(connection, frame.clone()));
 }

@@ -61,7 +61,8 @@ use std::time::Instant;
 use log::warn;
 
 pub use self::event::{ElementAction, ElementEvent, Health, ObjectChange, PeerState};
-use self::items::{Items, Key};
+use self::items::Items;
+pub(crate) use self::items::Key;
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, ElementSettings};
 pub use super::message::Store;
@@ -305,13 +306,12 @@ impl ElementCore {
         self.location.as_deref()
     }
 
-    /// The declared and reported objects behind a position, in the order in which their
-    /// declarations and reports began, each with its position.
+    /// The declared and reported objects behind a declaration or report, each with its own one.
     pub(crate) fn sent_objects_after(
         &self,
-        place: Option<u64>,
-    ) -> impl Iterator<Item = (u64, &ManagedObject)> {
-        self.items.sent_objects_after(place)
+        last: Option<Key>,
+    ) -> impl Iterator<Item = (Key, &ManagedObject)> {
+        self.items.sent_objects_after(last)
     }
 
     /// The number of resolves, declarations and reports that no server has answered since they began
@@ -375,10 +375,7 @@ impl ElementCore {
     /// Sends the resolves, declarations and reports to a server that has become ready, as far as
     /// they are for its roles.
     fn request_all_from(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
-        // Sorted, because the order of a hash map differs in each run.
-        let mut keys: Vec<Key> = self.items.iter().map(|(key, _)| key.clone()).collect();
-        // The order of keys has policy first, on which endpoints and reports depend.
-        keys.sort_unstable();
+        let keys: Vec<Key> = self.items.iter().map(|(key, _)| key.clone()).collect();
         for key in keys.iter().filter(|key| roles.contains(&key.role())) {
             self.items
                 .send_request(key, vec![connection], now, &mut self.actions);

@@ -185,7 +185,7 @@ impl Pool {
             return false;
         }
         // The time limit of the identity begins with the connection.
-        let keepalive = Keepalive::new(&settings.keepalive, settings.identity_timeout, now);
+        let keepalive = Keepalive::new(&settings.keepalive, settings.identity_timeout, None, now);
         peer.stage = Stage::Connected(ServerConnection {
             id: connection,
             keepalive,

@@ -168,8 +168,8 @@ impl ElementCore {
 
     /// Resolves the policies to which the objects of a policy refer.
     pub(super) fn follow(&mut self, key: &Key, now: Instant) {
-        let references = self.references_of(key);
-        self.follow_all(references, now);
+        let keys = self.references_of(key);
+        self.follow_all(keys, now);
     }
 
     /// Removes the resolves that have no reference and to which no followed policy refers, and the
@@ -182,8 +182,7 @@ impl ElementCore {
         // policies that refer to each other in a circle would never be removed.
         let mut stack: Vec<Key> = following.map(|(key, _)| key.clone()).collect();
         while let Some(key) = stack.pop() {
-            for reference in self.references_of(&key) {
-                let key = key_of(reference);
+            for key in self.references_of(&key) {
                 if self.items.get(&key).is_some() && reached.insert(key.clone()) {
                     stack.push(key);
                 }
@@ -203,8 +202,6 @@ impl ElementCore {
                 _ => {}
             }
         }
-        // Sorted, because the order of a hash map differs in each run.
-        unwanted.sort_unstable();
         for key in unwanted {
             self.unresolve(&key, now);
         }
@@ -212,8 +209,7 @@ impl ElementCore {
             // Policies that the limit has refused may be resolved now.
             self.follow_limited = false;
             let follows = self.items.iter().filter(|(_, item)| item.follows());
-            let mut keys: Vec<Key> = follows.map(|(key, _)| key.clone()).collect();
-            keys.sort_unstable();
+            let keys: Vec<Key> = follows.map(|(key, _)| key.clone()).collect();
             for key in keys {
                 self.follow(&key, now);
             }
@@ -331,7 +327,7 @@ impl ElementCore {
     /// Resolves the policies to which changed objects refer, if the changed policy is followed.
     /// Policies that have lost a reference are removed by the next sweep.
     fn follow_changes(&mut self, changes: &Changes, now: Instant) {
-        let mut references = Vec::new();
+        let mut keys = Vec::new();
         for change in changes {
             let mut resolves = self.items.resolves_of(Store::Policy, &change.uri);
             let is_followed = resolves.any(|key| self.items.get(key).is_some_and(Item::follows));
@@ -343,16 +339,15 @@ impl ElementCore {
                 self.sweep_soon(now);
             }
             if let Some(object) = self.policy().get(&change.uri) {
-                let data = object.properties().iter().map(|property| &property.data);
-                references.extend(data.flat_map(PropertyReference::all));
+                keys.extend(references(object));
             }
         }
-        self.follow_all(references, now);
+        self.follow_all(keys, now);
     }
 
-    fn follow_all(&mut self, references: Vec<PropertyReference>, now: Instant) {
+    fn follow_all(&mut self, keys: Vec<Key>, now: Instant) {
         // A breadth-first search through the policies that are known already.
-        let mut queue: VecDeque<Key> = references.into_iter().map(key_of).collect();
+        let mut queue = VecDeque::from(keys);
         while let Some(key) = queue.pop_front() {
             let known = self.items.get(&key).is_some();
             // The server sends the references, so their number needs a limit.
@@ -381,21 +376,18 @@ impl ElementCore {
                 self.request_from_all(&key, now);
             }
             if !was_followed {
-                queue.extend(self.references_of(&key).into_iter().map(key_of));
+                queue.extend(self.references_of(&key));
             }
         }
     }
 
-    /// The references in the objects of a resolve.
-    fn references_of(&self, key: &Key) -> Vec<PropertyReference> {
+    /// The resolves of the policies to which the objects of a resolve refer.
+    fn references_of(&self, key: &Key) -> Vec<Key> {
         let (Key::Resolve(Store::Policy, ..), Some(item)) = (key, self.items.get(key)) else {
             return Vec::new();
         };
         let objects = item.roots(key).flat_map(|root| self.policy().subtree(root));
-        let data = objects
-            .flat_map(|object| object.properties())
-            .map(|property| &property.data);
-        data.flat_map(PropertyReference::all).collect()
+        objects.flat_map(references).collect()
     }
 
     /// True if the tree may take the objects within its limit, when those at `deleted` are gone, and those below the
@@ -437,7 +429,9 @@ fn is_meant(tree: &Tree, deletion: &Deletion) -> bool {
     object.is_none_or(|object| *object.subject() == deletion.subject)
 }
 
-/// The resolve for a reference.
-fn key_of(reference: PropertyReference) -> Key {
-    Key::Resolve(Store::Policy, reference.subject, Target::Uri(reference.uri))
+/// The resolves of the policies to which an object refers.
+fn references(object: ObjectRef<'_>) -> impl Iterator<Item = Key> {
+    let data = object.properties().iter().map(|property| &property.data);
+    data.flat_map(PropertyReference::all)
+        .map(|to| Key::Resolve(Store::Policy, to.subject, Target::Uri(to.uri)))
 }

@@ -6,8 +6,6 @@
 //!                   └─ Error: the connection is closed without an answer
 //!
 //!  Frame::request / result / failure ──> one JSON text + one NUL, ready to send
-//!
-//!  Pending: xid ──> request without answer, its deadline, number of attempts
 //! ```
 //!
 //! This module does not interpret messages: params, results and errors stay JSON text
@@ -23,7 +21,6 @@
 //! | `decoder` | bytes to messages |
 //! | `frame` | messages to bytes |
 //! | `error` | the faults for which a connection is closed |
-//! | `pending` | requests without an answer |
 //! | `random` | random delays from a seed |
 
 mod decoder;
@@ -32,15 +29,13 @@ mod frame;
 mod id;
 mod limits;
 mod message;
-mod pending;
 mod random;
 mod scanner;
 
 pub use self::decoder::Deframer;
 pub use self::error::Error;
-pub use self::frame::{EncodeError, Frame};
+pub use self::frame::Frame;
 pub use self::id::Id;
 pub use self::limits::Limits;
 pub use self::message::{Message, Payload};
-pub use self::pending::Pending;
 pub use self::random::Random;

@@ -15,7 +15,6 @@
 //! and elements connect to all of them. So each server gets the declarations, resolves and reports
 //! of all elements, and the size of the engine's data does not depend on the elements.
 
-use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
@@ -55,13 +54,14 @@ const MOST: usize = 64;
 /// The membership of a server, and the thread that follows the policy of the others.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// Its thread owns the sender of wake-ups, so the thread below ends after it.
-    membership: Arc<Membership>,
+    pub(super) membership: Arc<Membership>,
     _thread: Joined,
 }
 
 /// The state that threads which edit policy share with the thread that follows it.
+#[derive(Debug)]
 pub(super) struct Shared {
     events: ServerEvents,
     documents: Documents,
@@ -69,12 +69,6 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Signalled when the state has changed.
     changed: Condvar,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
 }
 
 const NOT_IN_FORCE: &str = "the policy of the cluster is not in force here";
@@ -156,14 +150,6 @@ impl Cluster {
             cluster.shared.wait_past(0).map_err(StartError::Join)?;
         }
         Ok(cluster)
-    }
-
-    pub(super) fn shared(&self) -> Arc<Shared> {
-        Arc::clone(&self.shared)
-    }
-
-    pub(super) fn membership(&self) -> &Arc<Membership> {
-        &self.membership
     }
 }
 
@@ -267,7 +253,7 @@ impl Shared {
         // An empty policy is not written, so that a later server can bring one. Its revision is 0 on
         // all servers, as for edits.
         if text == NOTHING {
-            return call(&self.events, |cx| cx.core.begin_at_revision(0));
+            return call(&self.events, |core, _| core.begin_at_revision(0));
         }
         // If several servers write at the same time, the first write counts.
         match self.write(&text, None) {
@@ -295,7 +281,8 @@ impl Shared {
         }
         let objects = read(&stored.text).map_err(CallError::Document);
         let applied = objects.and_then(|objects| {
-            let changed = own_copy::replace(&self.events, objects, revision)?;
+            // The revision is set in the same call: a revision between the two may be that of a document, too.
+            let Edited { changed, .. } = own_copy::reload(&self.events, objects, None, Some(revision))?;
             info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
             Ok(())
         });
@@ -338,7 +325,7 @@ impl PeerList {
         // Most views have the same members, and a call takes time of the dispatcher.
         if self.sent != peers {
             self.sent.clone_from(&peers);
-            call(events, move |cx| cx.core.set_peers(peers))?;
+            call(events, move |core, _| core.set_peers(peers))?;
         }
         Ok(())
     }

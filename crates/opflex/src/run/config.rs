@@ -195,26 +195,22 @@ impl ElementConfig {
 pub struct LocalSocket {
     /// The file of the socket.
     pub path: PathBuf,
-    /// The permissions of the file. Default 0600: only the process's own user can open it.
-    pub mode: u32,
+    /// Lets the group of the file open it as well as the process's own user. Default false.
+    pub for_group: bool,
 }
 
 impl LocalSocket {
     /// A socket that only the process's own user can open.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        Self { path, mode: 0o600 }
-    }
-
-    /// Lets the group of the file open it as well.
-    pub fn for_group(mut self) -> Self {
-        self.mode = 0o660;
-        self
+        let for_group = false;
+        Self { path, for_group }
     }
 
     pub(super) fn listen(&self) -> Result<Vec<Listener>, StartError> {
         let address = Address::Unix(self.path.clone());
-        let bound = Listener::bind_with_mode(&address, TcpOptions::default(), Some(self.mode));
+        let mode = if self.for_group { 0o660 } else { 0o600 };
+        let bound = Listener::bind_with_mode(&address, TcpOptions::default(), Some(mode));
         bound.map_err(|e| StartError::Listen(address, e))
     }
 }
@@ -265,8 +261,7 @@ pub enum CallError {
     /// The call was made on the dispatcher, inside another call, and would wait for itself.
     #[error("the call was made inside another call")]
     OnDispatcher,
-    /// The objects do not fit the model. The policy is unchanged, except by the first objects of an edit that is so
-    /// long that it is made in pieces.
+    /// The objects do not fit the model. The policy is unchanged.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The policy was changed, but it could not be written to its file.
@@ -299,7 +294,11 @@ mod tests {
     fn only_the_own_user_can_open_a_local_socket_unless_the_group_is_let() {
         let dir = tempfile::tempdir().unwrap();
         let own = LocalSocket::new(dir.path().join("socket"));
-        for (socket, mode) in [(own.clone(), 0o600), (own.for_group(), 0o660)] {
+        let for_group = LocalSocket {
+            for_group: true,
+            ..own.clone()
+        };
+        for (socket, mode) in [(own, 0o600), (for_group, 0o660)] {
             let _listeners = socket.listen().unwrap();
             assert_eq!(std::fs::metadata(&socket.path).unwrap().mode() & 0o777, mode);
         }

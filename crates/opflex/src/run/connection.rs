@@ -55,28 +55,6 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     Ok(())
 }
 
-/// Handles at most `most` messages of a batch, or pieces of long answers; see [`Side::step`]. The
-/// loop ends when frames have been passed to the transport, because the next piece is made only
-/// when the peer's queue has room for it. Returns the number of steps, and the remaining messages
-/// unless all answers are complete.
-///
-/// [`Side::step`]: super::machine::Side::step
-pub(super) fn deal(
-    mut messages: Messages,
-    most: u32,
-    actions: &mut Vec<Action>,
-    mut step: impl FnMut(&mut Messages, &mut Vec<Action>) -> Option<bool>,
-) -> (u32, Option<Messages>) {
-    let (before, mut done, mut more) = (actions.len(), 0, false);
-    while done < most
-        && actions.len() == before
-        && let Some(is_left) = step(&mut messages, actions)
-    {
-        (done, more) = (done + 1, is_left);
-    }
-    (done, (more || messages.len() > 0).then_some(messages))
-}
-
 /// The transport's codec: a [`Decoder`].
 struct Codec {
     decoder: Decoder,
@@ -107,17 +85,11 @@ impl Decode for Codec {
 /// not been passed to the transport yet.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    open: HashMap<ConnectionId, PeerEntry>,
+    open: HashMap<ConnectionId, (ssntp_transport::ConnectionId, Entrant)>,
     numbers: Table<ConnectionId>,
     run: Run,
     /// The connection whose message causes the present frames.
     pub(super) origin: Origin,
-}
-
-#[derive(Debug)]
-struct PeerEntry {
-    id: ssntp_transport::ConnectionId,
-    peer: Entrant,
 }
 
 /// The peer of a connection that asks to be admitted.
@@ -144,14 +116,14 @@ struct Run {
 impl Peers {
     /// Adds a connection.
     pub(super) fn add(&mut self, id: ssntp_transport::ConnectionId, connection: ConnectionId, peer: Entrant) {
-        self.open.insert(connection, PeerEntry { id, peer });
+        self.open.insert(connection, (id, peer));
         self.numbers.insert(id, connection);
     }
 
     /// Records that the identity of a peer is accepted.
     pub(super) fn identified(&self, connection: ConnectionId) {
-        if let Some(entry) = self.open.get(&connection) {
-            entry.peer.identified.set();
+        if let Some((_, peer)) = self.open.get(&connection) {
+            peer.identified.set();
         }
     }
 
@@ -159,7 +131,7 @@ impl Peers {
     pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &Entrant)> {
         self.open
             .iter()
-            .map(|(connection, entry)| (*connection, &entry.peer))
+            .map(|(connection, (_, peer))| (*connection, peer))
     }
 
     /// The core's number of a connection. `None` if it has ended.
@@ -210,11 +182,11 @@ impl Peers {
             }
         };
         // If the connection has ended meanwhile, the frames are dropped.
-        if let Some(peer) = self.open.get(&connection) {
+        if let Some((to, _)) = self.open.get(&connection) {
             let item = Outgoing::whole(body, frames);
             actions.push(Action::Send {
                 origin: self.origin,
-                to: peer.id,
+                to: *to,
                 item,
             });
         }
@@ -224,7 +196,7 @@ impl Peers {
     pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) -> bool {
         self.flush(actions);
         let open = self.open.remove(&connection);
-        if let Some(PeerEntry { id, .. }) = &open {
+        if let Some((id, _)) = &open {
             self.numbers.remove(*id);
             actions.push(Action::End {
                 id: *id,

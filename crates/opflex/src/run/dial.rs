@@ -1,19 +1,15 @@
 //! An attempt to connect to a server, on a thread of its own.
 
 use std::error::Error;
-use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::config::{ElementConfig, StartError};
 use super::connection::Shown;
-use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
 use crate::rpc::Random;
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{
-    Address, BufferPool, Cancel, Duplex, Halves, Target, TcpOptions, after, now, plain, threads,
-};
+use ssntp_transport::{Address, BufferPool, Cancel, Duplex, Halves, Target, TcpOptions, after, now, plain};
 
 /// The settings that all attempts share.
 #[derive(Clone)]
@@ -46,24 +42,6 @@ impl Dialer {
         Ok(dialer)
     }
 
-    /// Starts an attempt. Its thread calls `done` with the result, and ends.
-    pub(super) fn start(
-        &self,
-        id: ConnectionId,
-        address: String,
-        done: impl FnOnce(Result<(Halves, Shown, Decoder), String>) + Send + 'static,
-    ) -> io::Result<Dial> {
-        // The core may close the connection while the attempt is under way.
-        let cancel = Cancel::new();
-        let (dialer, cancelled) = (self.clone(), cancel.clone());
-        let thread = threads::spawn(format!("opflex-dial{id}"), move || {
-            let reached = dialer.attempt(id, &address, &cancelled);
-            let with_decoder = |(halves, shown)| (halves, shown, Decoder::new(dialer.config.limits));
-            done(reached.map(with_decoder).map_err(|e| e.to_string()));
-        })?;
-        Ok(Dial { cancel, thread })
-    }
-
     fn target(&self, address: &str) -> Option<Target> {
         if let Some(place) = self.config.memory.get(address) {
             return Some(Target::Memory(place.clone()));
@@ -85,7 +63,8 @@ impl Dialer {
         name.unwrap_or_else(|| target.server_name())
     }
 
-    fn attempt(
+    /// Connects to a server. Blocks until it is connected, the time is over or the attempt is cancelled.
+    pub(super) fn attempt(
         &self,
         id: ConnectionId,
         address: &str,

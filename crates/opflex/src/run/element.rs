@@ -4,12 +4,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
+use crossbeam_channel::Receiver;
 
 use super::config::{CallError, ElementConfig, StartError};
-use super::context::ElementContext;
 use super::dial::Dialer;
 use super::element_side::{ElementEvents, ElementSide, EventQueue, Released};
 use super::feed::Feed;
@@ -30,8 +29,7 @@ use ssntp_transport::{Acceptance, Budget, PATIENCE, locked, now};
 /// which has the calls. [`stop`](Self::stop), or dropping it, joins all threads, which takes little
 /// longer than the configured grace at most.
 ///
-/// Events are received by [`recv`](Self::recv), [`recv_timeout`](Self::recv_timeout),
-/// [`iter`](Self::iter), or from the [channel](Self::events) with `select!`. If the application
+/// Events are received by [`iter`](Self::iter), or from the [channel](Self::events). If the application
 /// receives no events, further events are dropped, without other effects.
 #[derive(Debug)]
 pub struct PolicyElement {
@@ -105,25 +103,9 @@ impl PolicyElement {
         self.handle.clone()
     }
 
-    /// The events as a channel, for `select!`.
+    /// The events as a channel, for `select!` and for time limits.
     pub fn events(&self) -> &Receiver<core::ElementEvent> {
         &self.events
-    }
-
-    /// The next event. Blocks until there is one.
-    ///
-    /// # Errors
-    /// The element has stopped.
-    pub fn recv(&self) -> Result<core::ElementEvent, RecvError> {
-        self.events.recv()
-    }
-
-    /// The next event within a time.
-    ///
-    /// # Errors
-    /// The time passed, or the element has stopped.
-    pub fn recv_timeout(&self, limit: Duration) -> Result<core::ElementEvent, RecvTimeoutError> {
-        self.events.recv_timeout(limit)
     }
 
     /// All events from now on. The iterator ends when the element has stopped.
@@ -173,18 +155,16 @@ pub struct ElementHandle {
 }
 
 impl ElementHandle {
-    /// Runs `call` on the dispatcher with an [`ElementContext`], and returns its result.
+    /// Runs `call` on the dispatcher with the state of the element and the time, and returns its result.
+    /// The actions that the core adds during the call are carried out after it.
     ///
     /// # Errors
     /// [`CallError::Stopped`], also if `call` panicked; [`CallError::OnDispatcher`].
     pub fn with<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
+        call: impl FnOnce(&mut ElementCore, Instant) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        machine::call(&self.events, |machine, now, _| {
-            let core = &mut machine.side.core;
-            call(&mut ElementContext { core, now })
-        })
+        machine::call(&self.events, |machine, now, _| call(&mut machine.side.core, now))
     }
 
     /// Resolves a policy, and keeps it up to date until the reference is dropped. With `follow`, all
@@ -199,7 +179,7 @@ impl ElementHandle {
         follow: bool,
     ) -> Result<Reference, CallError> {
         let (subject, target) = (subject.into(), target.into());
-        self.refer(move |cx| cx.core.resolve_policy(subject, target, follow, cx.now))
+        self.refer(move |core, now| core.resolve_policy(subject, target, follow, now))
     }
 
     /// As [`resolve_policy`](Self::resolve_policy), for a URI that names its class: see
@@ -221,7 +201,7 @@ impl ElementHandle {
         target: impl Into<Target>,
     ) -> Result<Reference, CallError> {
         let (subject, target) = (subject.into(), target.into());
-        self.refer(move |cx| cx.core.resolve_endpoint(subject, target, cx.now))
+        self.refer(move |core, now| core.resolve_endpoint(subject, target, now))
     }
 
     /// Declares an endpoint; see [`ElementCore::declare`].
@@ -229,7 +209,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn declare(&self, endpoint: Vec<ManagedObject>) -> Result<(), CallError> {
-        Ok(self.with(move |cx| cx.core.declare(endpoint, cx.now))??)
+        Ok(self.with(move |core, now| core.declare(endpoint, now))??)
     }
 
     /// Ends a declaration. Returns false if there is none.
@@ -238,7 +218,7 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn undeclare(&self, uri: &Uri) -> Result<bool, CallError> {
         let uri = uri.clone();
-        self.with(move |cx| cx.core.undeclare(&uri))
+        self.with(move |core, _| core.undeclare(&uri))
     }
 
     /// Reports an object; see [`ElementCore::report`].
@@ -246,7 +226,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn report(&self, object: ManagedObject) -> Result<(), CallError> {
-        Ok(self.with(move |cx| cx.core.report(object, cx.now))??)
+        Ok(self.with(move |core, now| core.report(object, now))??)
     }
 
     /// Stops reporting an object. Returns false if it was not reported.
@@ -255,7 +235,7 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn withdraw(&self, uri: &Uri) -> Result<bool, CallError> {
         let uri = uri.clone();
-        self.with(move |cx| cx.core.withdraw(&uri))
+        self.with(move |core, _| core.withdraw(&uri))
     }
 
     /// Replaces TLS: the certificate and the trusted authorities. Servers are dialled with
@@ -280,7 +260,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn health(&self) -> Result<Health, CallError> {
-        self.with(|cx| cx.core.health())
+        self.with(|core, _| core.health())
     }
 
     /// The received policy objects or endpoints at and below a URI, parents first.
@@ -289,8 +269,8 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn objects(&self, what: Store, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
         let uri = uri.clone();
-        self.with(move |cx| {
-            let objects = cx.core.tree(what).subtree(&uri);
+        self.with(move |core, _| {
+            let objects = core.tree(what).subtree(&uri);
             objects.map(|object| object.to_object()).collect()
         })
     }
@@ -306,8 +286,7 @@ impl ElementHandle {
         target: &Target,
     ) -> Result<Vec<ManagedObject>, CallError> {
         let (subject, target) = (subject.into(), target.clone());
-        self.with(move |cx| {
-            let core = &cx.core;
+        self.with(move |core, _| {
             let tree = core.tree(what);
             let roots = core.found(what, subject, &target);
             let objects = roots.iter().flat_map(|root| tree.subtree(root));
@@ -320,7 +299,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn unanswered(&self) -> Result<usize, CallError> {
-        self.with(|cx| cx.core.unanswered())
+        self.with(|core, _| core.unanswered())
     }
 
     /// The class in a URI: the last segment but one, as in URIs of libopflex for objects with one
@@ -332,7 +311,7 @@ impl ElementHandle {
 
     fn refer(
         &self,
-        resolve: impl FnOnce(&mut ElementContext<'_>) -> ResolveReference + Send + 'static,
+        resolve: impl FnOnce(&mut ElementCore, Instant) -> ResolveReference + Send + 'static,
     ) -> Result<Reference, CallError> {
         Ok(Reference {
             resolved: Some(self.with(resolve)?),

@@ -10,16 +10,16 @@ use crossbeam_channel::Sender;
 use log::warn;
 
 use super::config::ELEMENT_LOG as LOG;
-use super::connection::{Entrant, Messages, Peers, Shown, enter};
+use super::connection::{Entrant, Messages, Peers, enter};
 use super::dial::{Dial, Dialer};
 use super::feed::Feed;
 use super::machine::{self, EndCause, Machine, Side, SideEvents};
 use crate::message::Decoder;
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
-use crate::policy_element::{ElementAction as CoreAction, ElementCore, ElementEvent, ResolveReference};
+use crate::policy_element::{ElementAction as CoreAction, ElementCore, ElementEvent, Key, ResolveReference};
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::{Halves, locked};
+use ssntp_transport::{Cancel, locked, threads};
 
 /// Sends events to an element's dispatcher.
 pub(super) type ElementEvents = SideEvents<ElementSide>;
@@ -122,34 +122,31 @@ impl ElementSide {
 
     /// Starts an attempt to connect to a server.
     fn dial(&mut self, connection: ConnectionId, address: String, now: Instant) {
-        let (events, write_timeout) = (self.events.clone(), self.dialer.config.write_timeout);
-        let name = address.clone();
-        let done = move |reached: Result<(Halves, Shown, Decoder), String>| {
+        // The core may close the connection while the attempt is under way.
+        let cancel = Cancel::new();
+        let (dialer, events, cancelled) = (self.dialer.clone(), self.events.clone(), cancel.clone());
+        let thread = threads::spawn(format!("opflex-dial{connection}"), move || {
+            let reached = dialer.attempt(connection, &address, &cancelled);
             // The thread of the attempt also starts the threads of the connection.
-            let entered = reached.and_then(|(halves, shown, decoder)| {
+            let entered = reached.map_err(|e| e.to_string()).and_then(|(halves, shown)| {
+                let decoder = Decoder::new(dialer.config.limits);
                 let peer = Entrant {
-                    name,
+                    name: address,
                     shown,
                     identified: decoder.identified(),
                 };
-                let entered = enter(
-                    &events,
-                    (connection, peer),
-                    halves,
-                    decoder,
-                    "element",
-                    write_timeout,
-                );
-                entered.map_err(|why| why.unwrap_or_default())
+                let (request, limit) = ((connection, peer), dialer.config.write_timeout);
+                let entered = enter(&events, request, halves, decoder, "element", limit);
+                entered.map_err(Option::unwrap_or_default)
             });
             machine::post(&events, move |Machine { side, peers }, now, actions| {
                 side.dialled(connection, entered.err(), now);
                 side.carry_out(peers, now, actions);
                 peers.flush(actions);
             });
-        };
-        match self.dialer.start(connection, address, done) {
-            Ok(dial) => drop(self.dials.insert(connection, dial)),
+        });
+        match thread {
+            Ok(thread) => drop(self.dials.insert(connection, Dial { cancel, thread })),
             Err(e) => {
                 let why = format!("cannot start a thread: {e}");
                 self.core.handle_disconnected(now, connection, why);
@@ -182,14 +179,15 @@ impl ElementSide {
 impl Side for ElementSide {
     /// The server, and the number of the attempt at it.
     type Newcomer = (ConnectionId, Entrant);
+    type Place = Key;
     const LOG: &'static str = LOG;
 
     fn trees(&self) -> [&Tree; 2] {
         [self.core.policy(), self.core.endpoints()]
     }
 
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
-        Box::new(self.core.sent_objects_after(place))
+    fn others(&self, place: Option<Key>) -> impl Iterator<Item = (Key, &ManagedObject)> {
+        self.core.sent_objects_after(place)
     }
 
     fn admit(

@@ -8,18 +8,17 @@
 //!                └─ several servers ─▶ cluster ─▶ engine, own_copy
 //! ```
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::cluster;
 use super::config::CallError;
-use super::context::ServerContext;
-use super::figures::ServerFigures;
 use super::keeper::KeeperSender;
 use super::own_copy::{self, Edited};
 use super::server_side::{self, ServerEvents};
 use crate::model::{Edit, ManagedObject, Piece};
-use crate::server::{AgentInfo, SessionInfo};
-use ssntp_transport::{Occupancy, dispatch, locked};
+use crate::server::{AgentInfo, RequestCounters, ServerCore, SessionInfo};
+use ssntp_transport::{BudgetFigures, DispatcherFigures, Occupancy, dispatch};
 
 /// A handle by which other threads use a server.
 ///
@@ -31,53 +30,27 @@ use ssntp_transport::{Occupancy, dispatch, locked};
 pub struct ServerHandle {
     pub(super) events: ServerEvents,
     pub(super) keeper: Option<KeeperSender>,
-    pub(super) edits: Arc<Edits>,
     /// The cluster, if several servers share the policy.
     pub(super) cluster: Option<Arc<cluster::Shared>>,
     /// The handshakes under way. `None` until the server accepts clients.
     pub(super) occupancy: Option<Arc<Occupancy>>,
 }
 
-/// The edits of a server alone. Some are made in pieces, so one waits for the other.
-#[derive(Debug, Default)]
-pub(super) struct Edits {
-    /// True if no edit begins any more.
-    ended: Mutex<bool>,
-}
-
-impl Edits {
-    /// Makes one edit, while no other one is made. Blocks until the earlier ones are made.
-    fn one(&self, edit: impl FnOnce() -> Result<Edited, CallError>) -> Result<Edited, CallError> {
-        let ended = locked(&self.ended);
-        if *ended {
-            return Err(CallError::Stopped);
-        }
-        edit()
-    }
-
-    /// Blocks until the edits under way are made. No edit begins any more, so a part of one is never
-    /// kept.
-    pub(super) fn end(&self) {
-        *locked(&self.ended) = true;
-    }
-}
-
 impl ServerHandle {
-    /// Runs `call` on the dispatcher with a [`ServerContext`], and returns its result.
+    /// Runs `call` on the dispatcher with the state of the server and the time, and returns its result.
     ///
     /// # Errors
     /// [`CallError::Stopped`], also if `call` panicked; [`CallError::OnDispatcher`].
     pub fn with<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+        call: impl FnOnce(&ServerCore, Instant) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        server_side::call(&self.events, call)
+        server_side::call(&self.events, |core, now| call(core, now))
     }
 
-    /// Changes policy, and returns the number of changed objects. A merge of more than a thousand
-    /// objects is checked as a whole and then made in pieces. A reload is compared with the present
-    /// policy on this thread, and its changes are made in pieces, too. In a cluster, the policy of all
-    /// servers is changed, and the call returns when this server has read it back from the engine.
+    /// Changes policy, and returns the number of changed objects. A reload is compared with the present
+    /// policy on this thread. In a cluster, the policy of all servers is changed, and the call returns
+    /// when this server has read it back from the engine.
     ///
     /// # Errors
     /// [`CallError`].
@@ -95,7 +68,7 @@ impl ServerHandle {
         if let Some(cluster) = &self.cluster {
             return cluster.edit(&edit, at);
         }
-        let edited = self.edits.one(|| own_copy::edit(&self.events, edit, at))?;
+        let edited = own_copy::edit(&self.events, edit, at)?;
         // Also if nothing changed: an edit that is repeated after a failed write has to be kept, too.
         if let Some(keeper) = &self.keeper {
             keeper.wait()?;
@@ -118,19 +91,36 @@ impl ServerHandle {
     /// [`CallError`].
     pub fn figures(&self) -> Result<ServerFigures, CallError> {
         let agents = self.agents()?;
-        let taken = self.events.look(|machine, view| machine.side.figures(view));
-        let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
-        figures.known_agents = agents.len();
         let not_kept = self.keeper.as_ref().and_then(KeeperSender::fault);
         let not_in_force = self.cluster.as_ref().and_then(|cluster| cluster.fault());
-        figures.policy_faults = not_kept.into_iter().chain(not_in_force).collect();
-        figures.agents = agents;
-        figures.dispatcher = dispatcher;
-        if let Some(occupancy) = &self.occupancy {
-            figures.handshakes = occupancy.running();
-            figures.max_handshakes = occupancy.limit();
-        }
-        Ok(figures)
+        let slots = self.occupancy.as_ref();
+        let (handshakes, max_handshakes) = slots.map_or((0, 0), |slots| (slots.running(), slots.limit()));
+        let taken = self.events.look(move |machine, view| {
+            let core = &machine.side.core;
+            ServerFigures {
+                sessions: core.sessions(view.now),
+                known_agents: agents.len(),
+                agents,
+                requests: core.requests(),
+                max_sessions: machine.side.max_clients,
+                handshakes,
+                max_handshakes,
+                policy_faults: not_kept.into_iter().chain(not_in_force).collect(),
+                policy_objects: core.policy().len(),
+                policy_revision: core.policy_revision(),
+                endpoint_objects: core.endpoints().len(),
+                reports: core.observer().len(),
+                series: core.observer().series(),
+                dispatcher: view.dispatcher,
+                queues: view.queues,
+                received: view.received,
+            }
+        });
+        let (figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
+        Ok(ServerFigures {
+            dispatcher,
+            ..figures
+        })
     }
 
     /// The clients, in the order in which they connected.
@@ -138,7 +128,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn sessions(&self) -> Result<Vec<SessionInfo>, CallError> {
-        self.with(|cx| cx.core().sessions(cx.now()))
+        self.with(ServerCore::sessions)
     }
 
     /// All agents that have sent a name since the server started, including those that have left,
@@ -150,8 +140,7 @@ impl ServerHandle {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
             let last = agents.last().map(|agent| agent.name.clone());
-            let next =
-                self.with(move |cx| cx.core().agents_after(last.as_ref(), Piece::ENTRIES, cx.now()))?;
+            let next = self.with(move |core, now| core.agents_after(last.as_ref(), Piece::ENTRIES, now))?;
             // In steps, because ten thousand agents in one call would delay clients by milliseconds.
             let is_over = next.len() < Piece::ENTRIES;
             agents.extend(next);
@@ -160,4 +149,43 @@ impl ServerHandle {
             }
         }
     }
+}
+
+/// The figures of an OpFlex server at one moment, for its HTTP pages.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerFigures {
+    /// The sessions of the connected clients, oldest first.
+    pub sessions: Vec<SessionInfo>,
+    /// The agents that the server knows by name, connected or not, with the sums of the counters of
+    /// all their sessions.
+    pub agents: Vec<AgentInfo>,
+    /// The number of these agents.
+    pub known_agents: usize,
+    /// The counters of all agents together, including agents that the server has forgotten.
+    pub requests: RequestCounters,
+    /// The maximum number of clients.
+    pub max_sessions: usize,
+    /// The number of handshakes in progress.
+    pub handshakes: usize,
+    /// The maximum number of handshakes in progress.
+    pub max_handshakes: usize,
+    /// The faults of the policy: it could not be written to its file, or that of the cluster is not in force here.
+    pub policy_faults: Vec<String>,
+    /// The number of policy objects.
+    pub policy_objects: usize,
+    /// The revision of the policy, which grows with each change.
+    pub policy_revision: u64,
+    /// The number of endpoint objects.
+    pub endpoint_objects: usize,
+    /// The number of objects for which an agent has reported a state.
+    pub reports: usize,
+    /// The number of series: a series is the sum over time of one number in reports.
+    pub series: usize,
+    /// The load of the dispatcher.
+    pub dispatcher: DispatcherFigures,
+    /// The memory of all queues to clients, and its limit.
+    pub queues: BudgetFigures,
+    /// The memory of the received messages that wait for the dispatcher, and its limit.
+    pub received: BudgetFigures,
 }

@@ -32,7 +32,7 @@ use super::local;
 use super::machine::{self, Side, SideEvents};
 use crate::message::{Custom, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Cursor, ManagedObject, Name, Piece, Schema, Uri};
-use crate::rpc::{EncodeError, Frame, Id, Limits};
+use crate::rpc::{Frame, Id, Limits};
 use serde::Deserialize;
 use serde_json::Value;
 use ssntp_transport::{Acceptance, Newcomer};
@@ -71,7 +71,7 @@ fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Newcomer) -> io::Result<()>
         };
         match message {
             Incoming::Request { id, request } => answer(events, &id, request, &mut out)?,
-            Incoming::Refused { id, error, .. } => out.frame(Frame::failure(&id, &error))?,
+            Incoming::Refused { id, error, .. } => out.put(&Frame::failure(&id, &error))?,
             _ => {}
         }
         out.flush()
@@ -80,15 +80,13 @@ fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Newcomer) -> io::Result<()>
 
 fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut Out<'_>) -> io::Result<()> {
     let calls = match request {
-        Request::Echo(echo) => return out.frame(Frame::result(id, &echo.answer())),
+        Request::Echo(echo) => return out.put(&Frame::result(id, &echo.answer())),
         Request::Custom(calls) => calls,
         other => {
             let method = other.method();
             let what = format_args!("the inspector does not take {method}");
-            return out.frame(Frame::failure(
-                id,
-                &ErrorResponse::new(ErrorCode::EUNSUPPORTED, what),
-            ));
+            let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, what);
+            return out.put(&Frame::failure(id, &error));
         }
     };
     for call in calls {
@@ -98,7 +96,7 @@ fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut 
         };
         match queries {
             Ok(queries) => show(events, id, queries, out)?,
-            Err(error) => out.frame(Frame::failure(id, &error))?,
+            Err(error) => out.put(&Frame::failure(id, &error))?,
         }
     }
     Ok(())
@@ -133,39 +131,37 @@ fn show<S: Side>(events: &SideEvents<S>, id: &Id, queries: Vec<Query>, out: &mut
         if query.is_root() {
             let mut root = ManagedObject::new(ROOT, Uri::root());
             // No tree has the root, so its children are found by their URIs.
-            for list in [0, 1, OTHERS] {
-                scan(events, list, None, |object| {
-                    root.children.extend(Some(object.uri).filter(is_topmost));
-                    Ok(())
-                })?;
-            }
+            scan_all(events, None, |object, _| {
+                root.children.extend(Some(object.uri).filter(is_topmost));
+                Ok(())
+            })?;
             // Two trees and the reports may have objects with the same URI.
             root.children.sort_unstable();
             root.children.dedup();
             out.object(root, &mut is_first)?;
             if query.recursive {
-                for list in [0, 1, OTHERS] {
-                    scan(events, list, None, |object| out.object(object, &mut is_first))?;
-                }
+                scan_all(events, None, |object, _| out.object(object, &mut is_first))?;
             }
         } else {
-            let mut found = Found {
-                query,
-                roots: HashSet::new(),
-            };
-            for list in [0, 1, OTHERS] {
-                scan(events, list, found.query.policy_uri.clone(), |object| {
-                    // In a tree, an object is visited before the objects below it.
-                    if found.is_match(&object) || (list != OTHERS && found.is_below(&object.uri)) {
-                        out.object(object, &mut is_first)?;
-                    }
-                    Ok(())
-                })?;
-            }
+            // The objects that match a recursive query. Everything below them is found as well.
+            let mut roots: HashSet<Uri> = HashSet::new();
+            let is_below =
+                |roots: &HashSet<Uri>, uri: &Uri| uri.prefixes().any(|above| roots.contains(above));
+            scan_all(events, query.policy_uri.clone(), |object, list| {
+                let is_match = query.is_match(&object);
+                if is_match && query.recursive {
+                    roots.insert(object.uri.clone());
+                }
+                // In a tree, an object is visited before the objects below it.
+                if is_match || (list != OTHERS && is_below(&roots, &object.uri)) {
+                    out.object(object, &mut is_first)?;
+                }
+                Ok(())
+            })?;
             // Other objects are not sorted by URI, so the objects below others are found now.
-            if !found.roots.is_empty() {
+            if !roots.is_empty() {
                 scan(events, OTHERS, None, |object| {
-                    if !found.roots.contains(&object.uri) && found.is_below(&object.uri) {
+                    if !roots.contains(&object.uri) && is_below(&roots, &object.uri) {
                         out.object(object, &mut is_first)?;
                     }
                     Ok(())
@@ -207,37 +203,27 @@ impl Query {
     fn is_root(&self) -> bool {
         self.subject == ROOT && self.policy_uri.as_ref().is_none_or(Uri::is_root)
     }
-}
 
-/// A query, and what it has found so far.
-struct Found {
-    query: Query,
-    /// The objects that match a recursive query. Everything below them is found as well.
-    roots: HashSet<Uri>,
-}
-
-impl Found {
-    fn is_match(&mut self, object: &ManagedObject) -> bool {
-        let Query {
-            subject,
-            policy_uri,
-            recursive,
-        } = &self.query;
-        let is_uri = policy_uri.as_ref().is_none_or(|wanted| *wanted == object.uri);
-        let is_match = *subject == object.subject && is_uri;
-        if is_match && *recursive {
-            self.roots.insert(object.uri.clone());
-        }
-        is_match
-    }
-
-    fn is_below(&self, uri: &Uri) -> bool {
-        uri.prefixes().any(|above| self.roots.contains(above))
+    fn is_match(&self, object: &ManagedObject) -> bool {
+        let is_uri = self
+            .policy_uri
+            .as_ref()
+            .is_none_or(|wanted| *wanted == object.uri);
+        self.subject == object.subject && is_uri
     }
 }
 
 /// The list of the objects that are in no tree. Lists with lower numbers are the trees.
 const OTHERS: usize = 2;
+
+/// Reads all lists, and passes each object to `each`, with the number of its list.
+fn scan_all<S: Side>(
+    events: &SideEvents<S>,
+    below: Option<Uri>,
+    mut each: impl FnMut(ManagedObject, usize) -> io::Result<()>,
+) -> io::Result<()> {
+    (0..=OTHERS).try_for_each(|list| scan(events, list, below.clone(), |object| each(object, list)))
+}
 
 /// Reads a list of objects in steps, of a tree only those at and below a URI, and passes each object
 /// to `each`.
@@ -260,9 +246,9 @@ fn scan<S: Side>(
                     objects.extend(found.map(|object| object.to_object()));
                 }
                 None => {
-                    for (at, object) in side.others(place) {
+                    for (at, object) in side.others(place.clone()) {
                         // Objects with the same position are visited in the same step.
-                        if place != Some(at) && piece.is_full() {
+                        if piece.is_full() && place.as_ref() != Some(&at) {
                             break;
                         }
                         place = Some(at);
@@ -313,10 +299,6 @@ impl Out<'_> {
         } else {
             Ok(())
         }
-    }
-
-    fn frame(&mut self, frame: Result<bytes::Bytes, EncodeError>) -> io::Result<()> {
-        self.put(&frame.map_err(io::Error::other)?)
     }
 
     fn object(&mut self, object: ManagedObject, is_first: &mut bool) -> io::Result<()> {

@@ -13,7 +13,6 @@
 //! ended while it was writing the last line, this line is ignored. The caller of that edit had not
 //! got an answer yet. Any other line that is not an edit is an error: later edits were answered.
 
-use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -106,8 +105,7 @@ impl EditLine {
 
     fn apply(self, tree: &mut Tree) -> Result<(), ModelError> {
         // The line lists each deleted object, so objects below that it does not list stay.
-        let alone: HashSet<&Uri> = self.delete.iter().collect();
-        tree.delete_sparing(&self.delete, |_, uri| !alone.contains(uri));
+        tree.delete_alone(&self.delete);
         tree.merge(self.put).map(drop)
     }
 }

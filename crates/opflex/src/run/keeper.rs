@@ -68,10 +68,10 @@ const MAX_OBJECTS: usize = 10_000;
 
 impl KeeperSender {
     /// Records that policy has changed.
-    pub(super) fn changed(&self, edits: Vec<EditLine>) {
+    pub(super) fn changed(&self, edit: EditLine) {
         let mut pending = locked(&self.pending);
-        pending.objects += edits.iter().map(EditLine::len).sum::<usize>();
-        pending.edits.extend(edits);
+        pending.objects += edit.len();
+        pending.edits.push(edit);
         // While the disk is slow, edits must not fill the memory.
         if pending.objects > MAX_OBJECTS {
             pending.edits.clear();
@@ -255,7 +255,7 @@ mod tests {
             let keeper = Keeper::start(directory.path().join("kept"), text).unwrap();
             let sender = keeper.sender();
             let edit = serde_json::from_str(r#"{"delete": ["/a/"], "put": []}"#).unwrap();
-            sender.changed(vec![edit]);
+            sender.changed(edit);
             assert_eq!(sender.wait().is_ok(), is_kept);
             drop(keeper);
             let (result, waited) = crossbeam_channel::bounded(1);

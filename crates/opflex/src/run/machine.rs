@@ -15,7 +15,7 @@ use std::time::Instant;
 use log::{debug, error};
 
 use super::config::{CallError, StartError};
-use super::connection::{Messages, Peers, deal};
+use super::connection::{Messages, Peers};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use ssntp_transport::ConnectionId as TransportId;
@@ -33,6 +33,8 @@ pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
 pub(super) trait Side: Send + Sized + 'static {
     /// A connection that asks to be admitted.
     type Newcomer: Send + 'static;
+    /// A position among the objects that are in no tree.
+    type Place: Clone + PartialEq + Send + 'static;
     /// The target of the log lines.
     const LOG: &'static str;
 
@@ -44,7 +46,7 @@ pub(super) trait Side: Send + Sized + 'static {
     fn trees(&self) -> [&Tree; 2];
     /// The objects for an inspector that are in no tree, each with its position in their order, behind
     /// a position or from the first one on. Several objects may have the same position.
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
+    fn others(&self, place: Option<Self::Place>) -> impl Iterator<Item = (Self::Place, &ManagedObject)>;
 
     /// Admits a connection and begins its session in the core, or refuses it, also if TLS was replaced
     /// since its handshake. `standing` is the number of other connections, including those that are
@@ -231,7 +233,7 @@ impl<S: Side> Core for Machine<S> {
     fn item(
         &mut self,
         id: TransportId,
-        messages: Messages,
+        mut messages: Messages,
         most: u32,
         now: Instant,
         actions: &mut Vec<Action>,
@@ -241,15 +243,20 @@ impl<S: Side> Core for Machine<S> {
             return (0, None);
         };
         self.peers.origin = Origin::Connection(id);
-        let dealt = deal(messages, most, actions, |messages, actions| {
-            let has_more = self.side.handle_next(connection, messages, now);
+        let (before, mut done, mut has_more) = (actions.len(), 0, false);
+        // Ends when frames have been passed to the transport, because the next piece of a long answer is
+        // made only when the peer's queue has room for it.
+        while done < most
+            && actions.len() == before
+            && let Some(is_unfinished) = self.side.handle_next(connection, &mut messages, now)
+        {
+            (done, has_more) = (done + 1, is_unfinished);
             // `peers` joins consecutive frames for the same connection.
             self.side.carry_out(&mut self.peers, now, actions);
-            has_more
-        });
+        }
         self.peers.flush(actions);
         self.peers.origin = Origin::Application;
-        dealt
+        (done, (has_more || messages.len() > 0).then_some(messages))
     }
 
     fn received(&mut self, id: TransportId, bytes: u64, now: Instant) {

@@ -42,16 +42,14 @@
 //! | file | contents; each file uses only files above it |
 //! |---|---|
 //! | `config` | the configuration of both, the targets of log lines, [`LocalSocket`], and the errors |
-//! | `figures` | [`ServerFigures`]: a snapshot of a server for its pages |
 //! | `local` | Unix sockets for programs on the same host: a thread for each connection |
 //! | `journal`, `keeper` | the file that policy is kept in, and the journal of later edits |
-//! | `context` | the arguments of calls on a dispatcher |
 //! | `connection` | the codec, and the table of connections |
 //! | `machine` | the adapter between a core and the dispatcher |
 //! | `server_side` | the machine's part for a server |
 //! | `own_copy` | this server's own copy of the policy: reading and editing it |
 //! | `cluster` | a policy that several servers share |
-//! | `handle` | [`ServerHandle`]: calls and edits by any thread |
+//! | `handle` | [`ServerHandle`]: calls and edits by any thread, and the figures for pages |
 //! | `control` | [`Control`] and the control socket, for programs on the same host |
 //! | `inspector` | the socket for `gbp_inspect` of agent-ovs |
 //! | `server` | [`Server`], handshakes |
@@ -67,14 +65,12 @@
 mod cluster;
 mod config;
 mod connection;
-mod context;
 mod control;
 mod dial;
 mod element;
 mod element_side;
 mod feed;
 mod feed_server;
-mod figures;
 mod handle;
 mod inspector;
 mod journal;
@@ -86,11 +82,9 @@ mod server;
 mod server_side;
 
 pub use self::config::{CallError, ElementConfig, LocalSocket, ServerConfig, StartError};
-pub use self::context::{ElementContext, ServerContext};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
-pub use self::figures::ServerFigures;
-pub use self::handle::ServerHandle;
+pub use self::handle::{ServerFigures, ServerHandle};
 pub use self::own_copy::Edited;
 pub use self::server::Server;
 pub use ssntp_transport::default_max_handshakes;

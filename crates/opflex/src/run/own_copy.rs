@@ -1,23 +1,20 @@
 //! This server's own copy of the policy, which the core has: reading it and editing it from other
-//! threads. A long read or edit is made in pieces, between which the dispatcher handles other events.
+//! threads. A long read is made in pieces, between which the dispatcher handles other events.
 //!
-//! An edit of up to [`PIECE`] objects is one call, so clients never get a part of it. A larger edit
-//! is checked as a whole and then made in pieces, parents first. A reload is compared with the policy
-//! piece by piece on the thread of the caller, so the dispatcher gets only the objects that differ, and
-//! no second copy of the policy is made. If another edit comes between, the reload is made in one call.
-//! Edits by handles wait for each other, so only one of the application on the dispatcher can.
+//! An edit is one call, so clients never get a part of it. A reload is compared with the policy piece by
+//! piece on the thread of the caller, so the dispatcher gets only the objects that differ. If another
+//! edit comes between, the dispatcher compares them.
 
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::config::CallError;
+use super::machine;
 use super::server_side::{ServerEvents, call};
 use crate::message::Store;
 use crate::model::{Edit, ManagedObject, ObjectRef, Piece, Tree, Uri};
 
-/// The maximum number of objects in one piece of an edit.
-const PIECE: usize = 1000;
 /// The number of attempts to read the policy at one revision.
 const ATTEMPTS: u32 = 4;
 
@@ -62,15 +59,15 @@ fn visit<T>(
     let (mut attempts, mut revision, mut last, mut made) = (1, None, None, begin());
     loop {
         let (after, is_whole) = (last.clone(), attempts == ATTEMPTS);
-        let (is, objects, has_more) = call(events, move |cx| {
+        let (is, objects, has_more) = call(events, move |core, _| {
             let mut piece = if is_whole {
                 Piece::new(usize::MAX, usize::MAX)
             } else {
                 Piece::of_a_call()
             };
-            let objects = cx.core().page(Store::Policy, Uri::root(), after, &mut piece);
+            let objects = core.page(Store::Policy, Uri::root(), after, &mut piece);
             let objects: Vec<_> = objects.iter().map(ObjectRef::to_object).collect();
-            (cx.core().policy_revision(), objects, piece.is_full())
+            (core.policy_revision(), objects, piece.is_full())
         })?;
         if revision.is_some_and(|before| before != is) {
             (attempts, revision, last, made) = (attempts + 1, None, None, begin());
@@ -88,130 +85,60 @@ fn visit<T>(
 /// Makes an edit. With `at`, it fails unless policy has this revision.
 pub(super) fn edit(events: &ServerEvents, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
     match edit {
-        Edit::Merge(objects) if objects.len() > PIECE => merge_in_pieces(events, objects, at),
-        Edit::Reload(objects) => reload(events, objects, at),
-        edit => change(events, at, edit),
+        Edit::Reload(objects) => reload(events, objects, at, None),
+        edit => change(events, at, None, move |_| edit),
     }
 }
 
-/// Changes this server's copy of the policy to that of the cluster, which has this revision. Returns the
-/// number of changed objects.
-pub(super) fn replace(
+/// Replaces all policy by these objects. With `at`, it fails unless policy has this revision. With
+/// `then`, policy has that revision afterwards.
+pub(super) fn reload(
     events: &ServerEvents,
     objects: Vec<ManagedObject>,
-    revision: u64,
-) -> Result<usize, CallError> {
-    let (compared, wanted, difference) = difference(events, objects)?;
-    let Difference { delete, merge, .. } = difference;
-    // One call, because each piece would have a revision of its own, which a document may have, too.
-    call(events, move |cx| {
-        let edit = if cx.core().policy_revision() == compared {
+    at: Option<u64>,
+    then: Option<u64>,
+) -> Result<Edited, CallError> {
+    let (compared, wanted, delete, merge) = difference(events, objects)?;
+    change(events, at, then, move |is| {
+        if is == compared {
             Edit::Update(delete, merge)
         } else {
             // Another edit came between.
             Edit::Reload(wanted.to_objects())
-        };
-        let changed = cx.edit(edit)?.len();
-        cx.core.begin_at_revision(revision);
-        Ok(changed)
-    })?
+        }
+    })
 }
 
-/// Makes an edit in one call. With `at`, it fails unless policy has this revision.
-fn change(events: &ServerEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
-    call(events, move |cx| {
-        let is = cx.core().policy_revision();
+/// Makes, in one call, the edit that `edit` returns for the present revision.
+fn change(
+    events: &ServerEvents,
+    at: Option<u64>,
+    then: Option<u64>,
+    edit: impl FnOnce(u64) -> Edit + Send + 'static,
+) -> Result<Edited, CallError> {
+    machine::call(events, move |machine, now, _| {
+        let side = &mut machine.side;
+        let is = side.core.policy_revision();
         if let Some(wanted) = at.filter(|wanted| *wanted != is) {
             return Err(CallError::Revision { wanted, is });
         }
-        let changed = cx.edit(edit)?.len();
-        let revision = cx.core().policy_revision();
+        let changed = side.edit(edit(is), now)?.len();
+        if let Some(revision) = then {
+            side.core.begin_at_revision(revision);
+        }
+        let revision = side.core.policy_revision();
         Ok(Edited { changed, revision })
     })?
 }
 
-fn merge_in_pieces(
-    events: &ServerEvents,
-    mut objects: Vec<ManagedObject>,
-    at: Option<u64>,
-) -> Result<Edited, CallError> {
-    objects.iter().try_for_each(ManagedObject::check)?;
-    if call(events, |cx| cx.core().policy().schema().is_some())? {
-        objects = call(events, move |cx| {
-            cx.core().policy().check_all(&objects).map(|()| objects)
-        })??;
-    }
-    // Parents first, so that the parent of each object is in the same or in an earlier piece.
-    objects.sort_by(|a, b| a.uri.cmp(&b.uri));
-    in_pieces(events, at, Vec::new(), objects, Edit::Merge)
-}
-
-/// Deletes objects, and then merges checked and sorted objects in pieces. With `at`, it fails unless
-/// policy has this revision. If a later piece is refused, because the application has made an edit or
-/// because the model allows only the whole, `whole` makes one edit of the objects that are left.
-fn in_pieces(
-    events: &ServerEvents,
-    at: Option<u64>,
-    delete: Vec<Uri>,
-    objects: Vec<ManagedObject>,
-    whole: impl FnOnce(Vec<ManagedObject>) -> Edit,
-) -> Result<Edited, CallError> {
-    let mut objects = objects.into_iter();
-    let first = objects.by_ref().take(PIECE).collect();
-    let mut edited = change(events, at, Edit::Update(delete, first))?;
-    loop {
-        let piece: Vec<_> = objects.by_ref().take(PIECE).collect();
-        if piece.is_empty() {
-            return Ok(edited);
-        }
-        let next = match change(events, Some(edited.revision), Edit::Merge(piece.clone())) {
-            Err(CallError::Revision { .. } | CallError::Model(_)) => {
-                let left = piece.into_iter().chain(objects).collect();
-                let last = change(events, None, whole(left))?;
-                edited.changed += last.changed;
-                edited.revision = last.revision;
-                return Ok(edited);
-            }
-            next => next?,
-        };
-        edited.changed += next.changed;
-        edited.revision = next.revision;
-    }
-}
-
-fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
-    let (revision, wanted, difference) = difference(events, objects)?;
-    let Difference {
-        delete,
-        merge,
-        deletes_what_stays,
-    } = difference;
-    // Only at the revision of the comparison, which is wrong for any other one.
-    let revision = Some(at.unwrap_or(revision));
-    let edited = if deletes_what_stays {
-        // Between two pieces, clients would lose objects that stay.
-        change(events, revision, Edit::Update(delete, merge))
-    } else {
-        in_pieces(events, revision, delete, merge, |_| {
-            Edit::Reload(wanted.to_objects())
-        })
-    };
-    match edited {
-        // Another edit came between. No edit can come between in one call.
-        Err(CallError::Revision { .. }) if at.is_none() => {
-            change(events, at, Edit::Reload(wanted.to_objects()))
-        }
-        result => result,
-    }
-}
-
 /// Compares the present policy with a wanted one, piece by piece: the revision of the present one, the
-/// wanted one, and the difference. Policy that does not fit the model is refused.
+/// wanted one, the objects to delete, and then the objects to merge, parents first. Policy that does not
+/// fit the model is refused.
 fn difference(
     events: &ServerEvents,
     objects: Vec<ManagedObject>,
-) -> Result<(u64, Tree, Difference), CallError> {
-    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
+) -> Result<(u64, Tree, Vec<Uri>, Vec<ManagedObject>), CallError> {
+    let schema = call(events, |core, _| core.policy().schema().cloned())?;
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
     let (revision, comparison) = visit(
@@ -219,18 +146,8 @@ fn difference(
         || Comparison::new(&wanted),
         |comparison, object| comparison.add(&object),
     )?;
-    let difference = comparison.finish();
-    Ok((revision, wanted, difference))
-}
-
-/// What turns the present policy into another one: the objects to delete, and then the objects to merge,
-/// parents first.
-#[derive(Debug)]
-struct Difference {
-    delete: Vec<Uri>,
-    merge: Vec<ManagedObject>,
-    /// True if the deletion removes objects that are merged again.
-    deletes_what_stays: bool,
+    let (delete, merge) = comparison.finish();
+    Ok((revision, wanted, delete, merge))
 }
 
 /// The comparison of the present policy, of which each object is added, with a wanted one.
@@ -272,8 +189,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// The difference, once every object of the present policy was added.
-    fn finish(self) -> Difference {
+    /// The objects to delete and to merge, once every object of the present policy was added.
+    fn finish(self) -> (Vec<Uri>, Vec<ManagedObject>) {
         let Self {
             present, mut delete, ..
         } = self;
@@ -289,15 +206,8 @@ impl<'a> Comparison<'a> {
         let objects = self.wanted.iter();
         let differing =
             objects.filter(|object| is_deleted(object.uri()) || present.get(object.uri()) != Some(&true));
-        let merge: Vec<_> = differing.map(|object| object.to_object()).collect();
-        let is_restored =
-            |object: &ManagedObject| is_deleted(&object.uri) && present.contains_key(&object.uri);
-        let deletes_what_stays = merge.iter().any(is_restored);
-        Difference {
-            delete,
-            merge,
-            deletes_what_stays,
-        }
+        let merge = differing.map(|object| object.to_object()).collect();
+        (delete, merge)
     }
 }
 
@@ -351,17 +261,7 @@ mod tests {
                 .to_objects()
                 .iter()
                 .for_each(|object| comparison.add(object));
-            let Difference {
-                delete,
-                merge,
-                deletes_what_stays,
-            } = comparison.finish();
-            let stays = |uri: &Uri| wanted.get(uri).is_some();
-            let removed = delete.iter().flat_map(|uri| edited.subtree(uri));
-            assert_eq!(
-                deletes_what_stays,
-                removed.into_iter().any(|object| stays(object.uri()))
-            );
+            let (delete, merge) = comparison.finish();
             if after == before {
                 assert!(delete.is_empty() && merge.is_empty(), "{delete:?} {merge:?}");
             }

@@ -13,7 +13,7 @@ use super::connection::{Entrant, Shown, enter};
 use super::handle::ServerHandle;
 use super::keeper::{self, Keeper};
 use super::machine::{self, Machine};
-use super::server_side::{self, ServerEvents, ServerSide};
+use super::server_side::{Newcomer as Request, ServerEvents, ServerSide};
 use super::{control, inspector, own_copy};
 use crate::message::Decoder;
 use crate::model::Edit;
@@ -130,7 +130,6 @@ impl Server {
         let handle = ServerHandle {
             events: events.clone(),
             keeper: sender(),
-            edits: Arc::default(),
             cluster: None,
             occupancy: None,
         };
@@ -156,7 +155,7 @@ impl Server {
             let address = advertise.or(first).or_else(in_memory).unwrap_or_default();
             let server::ServerSettings { roles, peers, .. } = &config.settings;
             let cluster = Cluster::join(engine, address, &events, roles, peers, config.schema.clone())?;
-            server.handle.cluster = Some(cluster.shared());
+            server.handle.cluster = Some(Arc::clone(&cluster.shared));
             server.cluster = Some(cluster);
         }
         // After joining, so that no control connection edits the policy without the cluster.
@@ -208,7 +207,13 @@ impl Server {
             tls.generation
         };
         let events = &self.handle.events;
-        let clients = server_side::tls_replaced(events, generation)?;
+        let clients: Vec<(_, Shown)> = machine::call(events, move |Machine { side, peers }, _, _| {
+            side.generation = side.generation.max(generation);
+            let clients = peers.iter();
+            clients
+                .map(|(client, peer)| (client, peer.shown.clone()))
+                .collect()
+        })?;
         let now = wall_clock();
         // On this thread, because verifying all certificates would block the dispatcher.
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
@@ -223,7 +228,7 @@ impl Server {
 
     /// The membership in a cluster, if the server has joined one.
     pub fn membership(&self) -> Option<&Arc<Membership>> {
-        self.cluster.as_ref().map(Cluster::membership)
+        self.cluster.as_ref().map(|cluster| &cluster.membership)
     }
 
     /// A handle for other threads.
@@ -257,8 +262,6 @@ impl Drop for Server {
         self.cluster = None;
         // Before the keeper, for which edits of control connections may wait.
         self.local.drain(..).for_each(Acceptance::stop);
-        // An edit of the application may be under way, too.
-        self.handle.edits.end();
         self.keeper = None;
         let _ = events.send(DispatchEvent::Exit);
     }
@@ -362,10 +365,14 @@ impl HandshakeContext {
         // Parsed here, because it takes time that the dispatcher needs.
         let certificate = shown.first();
         let named = certificate.filter(|_| self.config.settings.name_from_certificate);
-        let request = server_side::Newcomer {
+        let client = server::Client {
+            address: peer.to_string(),
+            dialled,
             certified: named.and_then(CertificateInfo::common_name),
             expires: certificate.and_then(end_of),
-            dialled,
+        };
+        let request = Request {
+            client,
             peer: Entrant {
                 name: peer.to_string(),
                 shown,

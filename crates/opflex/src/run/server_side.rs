@@ -6,17 +6,16 @@ use std::time::Instant;
 use log::Level;
 
 use super::config::{CallError, SERVER_LOG as LOG};
-use super::connection::{Entrant, Messages, Peers, Shown};
-use super::context::ServerContext;
-use super::figures::ServerFigures;
+use super::connection::{Entrant, Messages, Peers};
+use super::journal::EditLine;
 use super::keeper;
-use super::machine::{self, EndCause, Machine, Side, SideEvents};
-use crate::model::{ManagedObject, Tree};
+use super::machine::{self, EndCause, Side, SideEvents};
+use crate::model::{Changes, Edit, ManagedObject, ModelError, Tree};
 use crate::peer::{ConnectionId, host};
-use crate::server::{Action as CoreAction, ServerCore};
+use crate::server::{Action as CoreAction, Client, ServerCore};
 use crate::shares::Shares;
-use ssntp_transport::dispatch::{Action, View};
-use ssntp_transport::{Deadlines, EndReason};
+use ssntp_transport::EndReason;
+use ssntp_transport::dispatch::Action;
 
 /// Sends events to a server's dispatcher.
 pub(super) type ServerEvents = SideEvents<ServerSide>;
@@ -31,55 +30,33 @@ const HOST: usize = 64;
 /// As of [`machine::call`].
 pub(super) fn call<T: Send + 'static>(
     events: &ServerEvents,
-    call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+    call: impl FnOnce(&mut ServerCore, Instant) -> T + Send + 'static,
 ) -> Result<T, CallError> {
-    machine::call(events, |machine, now, _| machine.side.call(now, call))
-}
-
-/// From now on, refuses newcomers whose TLS handshake was with an earlier acceptor. Returns the
-/// connected clients with their certificates.
-pub(super) fn tls_replaced(
-    events: &ServerEvents,
-    generation: u64,
-) -> Result<Vec<(ConnectionId, Shown)>, CallError> {
-    machine::call(events, move |Machine { side, peers }, _, _| {
-        side.generation = side.generation.max(generation);
-        let clients = peers.iter();
-        clients
-            .map(|(connection, peer)| (connection, Shown::clone(&peer.shown)))
-            .collect()
-    })
+    machine::call(events, |machine, now, _| call(&mut machine.side.core, now))
 }
 
 /// A connection that asks to be admitted.
 #[derive(Debug)]
 pub(super) struct Newcomer {
-    /// The address of this server that the client dialled, if it is known.
-    pub(super) dialled: Option<String>,
+    pub(super) client: Client,
     pub(super) peer: Entrant,
-    /// The common name of its certificate, if the settings use it.
-    pub(super) certified: Option<String>,
-    /// The end of its certificate.
-    pub(super) expires: Option<Instant>,
     /// The generation of the acceptor of its handshake.
     pub(super) generation: u64,
 }
 
 /// All state of a server.
 pub(super) struct ServerSide {
-    core: ServerCore,
+    pub(super) core: ServerCore,
     keeper: Option<keeper::KeeperSender>,
-    max_clients: usize,
+    pub(super) max_clients: usize,
     /// The number of connections of each host, so that one host cannot use up the limit. Like the
     /// limit, it includes connections that are ending: they have threads and descriptors.
     hosts: Shares<String>,
     /// The host of each connection in the transport's table.
     host_of: HashMap<ssntp_transport::ConnectionId, String>,
-    /// The times at which the certificates of clients end.
-    expiry: Deadlines<ConnectionId>,
     is_stopping: bool,
     /// The lowest generation of acceptors whose newcomers are admitted.
-    generation: u64,
+    pub(super) generation: u64,
 }
 
 impl ServerSide {
@@ -90,54 +67,28 @@ impl ServerSide {
             max_clients,
             hosts: Shares::default(),
             host_of: HashMap::new(),
-            expiry: Deadlines::default(),
             is_stopping: false,
             generation: 0,
         }
     }
 
-    fn call<T>(&mut self, now: Instant, call: impl FnOnce(&mut ServerContext<'_>) -> T) -> T {
-        // Edits are collected only if policy is kept in a file.
-        let mut cx = ServerContext {
-            core: &mut self.core,
-            now,
-            edits: self.keeper.is_some().then(Vec::new),
-        };
-        let result = call(&mut cx);
-        let edits = cx.edits.unwrap_or_default();
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| !edits.is_empty()) {
-            // In the same call, so that the file has the edits in the order in which they were made.
-            keeper.changed(edits);
+    /// Edits this server's copy of the policy. Only `own_copy` calls it, because the
+    /// policy of several servers is changed in the engine first.
+    pub(super) fn edit(&mut self, edit: Edit, now: Instant) -> Result<Changes, ModelError> {
+        let changes = self.core.edit(edit, now)?;
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| !changes.is_empty()) {
+            // In the same call, because the line has the state of the objects after the edit, and the
+            // file has the edits in the order in which they were made.
+            keeper.changed(EditLine::of(&changes, self.core.policy()));
         }
-        result
-    }
-
-    /// The part of the snapshot that the dispatcher has; the handle adds the rest.
-    pub(super) fn figures(&self, view: &View<'_, Messages>) -> ServerFigures {
-        let core = &self.core;
-        ServerFigures {
-            sessions: core.sessions(view.now),
-            agents: Vec::new(),
-            known_agents: 0,
-            policy_faults: Vec::new(),
-            requests: core.requests(),
-            max_sessions: self.max_clients,
-            handshakes: 0,
-            max_handshakes: 0,
-            policy_objects: core.policy().len(),
-            policy_revision: core.policy_revision(),
-            endpoint_objects: core.endpoints().len(),
-            reports: core.observer().len(),
-            series: core.observer().series(),
-            dispatcher: view.dispatcher,
-            queues: view.queues,
-            received: view.received,
-        }
+        Ok(changes)
     }
 }
 
 impl Side for ServerSide {
     type Newcomer = Newcomer;
+    /// A position in the order of arrival.
+    type Place = u64;
     const LOG: &'static str = LOG;
 
     /// The host. Without it, a host with many slow clients could take the memory of all others.
@@ -149,8 +100,8 @@ impl Side for ServerSide {
         [self.core.policy(), self.core.endpoints()]
     }
 
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
-        Box::new(self.core.observer().objects_after(place))
+    fn others(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
+        self.core.observer().objects_after(place)
     }
 
     fn admit(
@@ -182,21 +133,10 @@ impl Side for ServerSide {
         }
         // The transport's numbers are never reused, so the core uses the same.
         let connection = ConnectionId(id.sequence());
-        let Newcomer {
-            dialled,
-            peer,
-            certified,
-            expires,
-            ..
-        } = newcomer;
-        if let Some(at) = expires {
-            self.expiry.set(connection, at);
-        }
         self.host_of.insert(id, from.clone());
         self.hosts.charge(from, 1);
-        self.core
-            .handle_connected(now, connection, peer.name.clone(), dialled, certified);
-        peers.add(id, connection, peer);
+        self.core.handle_connected(now, connection, newcomer.client);
+        peers.add(id, connection, newcomer.peer);
         Ok(connection)
     }
 
@@ -230,7 +170,6 @@ impl Side for ServerSide {
             EndCause::Ended(EndReason::Protocol(_)) | EndCause::Full | EndCause::Untrusted(_) => Level::Warn,
             EndCause::Ended(_) => Level::Info,
         };
-        self.expiry.clear(&connection);
         self.core.handle_disconnected(now, connection, level, why);
     }
 
@@ -250,16 +189,11 @@ impl Side for ServerSide {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let deadlines = [self.core.next_deadline(), self.expiry.next()];
-        deadlines.into_iter().flatten().min()
+        self.core.next_deadline()
     }
 
     fn tick(&mut self, now: Instant) {
         self.core.handle_deadline(now);
-        // The number of a client that the core has ended is not used again, so its deadline does no harm.
-        while let Some(connection) = self.expiry.pop(now) {
-            self.core.handle_expired(now, connection);
-        }
     }
 
     fn stop(&mut self, _: &mut Peers, _: Instant, _: &mut Vec<Action>) {
@@ -274,9 +208,10 @@ mod tests {
 
     use bytes::BytesMut;
 
+    use super::super::connection::Shown;
+    use super::super::machine::Machine;
     use super::*;
     use crate::message::{Decoder, Identified, Incoming};
-    use crate::model::Edit;
     use crate::rpc::Limits;
     use crate::server::ServerSettings;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
@@ -321,9 +256,11 @@ mod tests {
         fn connect_from(&mut self, peer: &str) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
             let (reply, verdict) = crossbeam_channel::bounded(1);
             let newcomer = Newcomer {
-                certified: None,
-                dialled: None,
-                expires: self.expires,
+                client: Client {
+                    address: peer.to_owned(),
+                    expires: self.expires,
+                    ..Client::default()
+                },
                 peer: Entrant {
                     name: peer.to_owned(),
                     shown: Shown::default(),

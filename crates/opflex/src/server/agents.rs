@@ -23,6 +23,7 @@ pub struct AgentInfo {
     /// The time since it connected first, in seconds.
     pub seconds: u64,
     /// Counters of its requests and of the updates to it.
+    #[serde(flatten)]
     pub counters: RequestCounters,
 }
 

@@ -5,6 +5,7 @@
 //! connection. So no name belongs to a session that is about to end.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::time::Instant;
 
 use log::Level;
@@ -88,11 +89,8 @@ impl Clients {
         // An element may send its identity again, with another name.
         let before = session.element.as_ref().map(|element| element.name.clone());
         let domain = identity.domain.clone();
-        let result = session.identify(identity, settings)?;
+        let (name, result) = session.identify(identity, settings)?;
         self.timers.set(connection, session.keepalive.next_deadline());
-        let Some(name) = session.element.as_ref().map(|element| element.name.clone()) else {
-            return Ok((result, None));
-        };
         if before.as_ref() != Some(&name) {
             if let Some(before) = &before {
                 // The counters of an agent never fall, so they stay with the former name.
@@ -105,9 +103,8 @@ impl Clients {
         // If any domain is allowed, the log shows the domains of elements.
         let domain = domain.filter(|domain| *domain != settings.domain);
         let domain = domain.map_or_else(String::new, |domain| format!(" of the domain {domain:?}"));
-        self.log(now, connection, Level::Info, "identity", || {
-            format!("its name is {}{}", excerpt(&name), excerpt(&domain))
-        });
+        let text = format_args!("its name is {}{}", excerpt(&name), excerpt(&domain));
+        self.log(now, connection, Level::Info, "identity", text);
         // A search, and no table by name: sessions send their identity once.
         let is_same = |(other, session): &(&ConnectionId, &Session)| {
             let element = session.element.as_ref();
@@ -144,12 +141,12 @@ impl Clients {
         connection: ConnectionId,
         level: Level,
         kind: &'static str,
-        text: impl FnOnce() -> String,
+        text: impl Display,
     ) {
         let address = self.sessions.get(&connection);
-        let address = address.map_or("", |session| session.address.as_str());
+        let address = address.map_or("", |session| session.client.address.as_str());
         if let Some(more) = self.log.admit(host(address).to_owned(), kind, now) {
-            log::log!(target: "ssntp_opflex::server", level, "{address} ({connection}): {}{more}", text());
+            log::log!(target: "ssntp_opflex::server", level, "{address} ({connection}): {text}{more}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use log::{Level, debug, error};
+use log::{Level, debug};
 
 use super::agents::AgentInfo;
 use super::clients::Clients;
@@ -14,17 +14,17 @@ use super::observer::Observer;
 use super::ownership::{Declared, Ownership};
 use super::push;
 use super::resolves::{Resolvable, Unsent};
-use super::session::{Answer, Session, SessionInfo};
+use super::session::{Answer, Client, Session, SessionInfo};
 use super::settings::ServerSettings;
 use crate::message::{
-    ErrorCode, ErrorResponse, Identity, Incoming, Method, Peer, PerStore, Reply, Request, Resolve, Role,
-    Store, Update,
+    ErrorCode, ErrorResponse, Identity, Incoming, Method, Peer, PerStore, Reply, Request, Resolve, Store,
+    Update,
 };
 use crate::model::{
     Changes, Cursor, Edit, ManagedObject, ModelError, Name, ObjectRef, Piece, Schema, Target, Tree, Uri,
 };
 use crate::peer::{Action, Actions, CloseReason, ConnectionId, Due};
-use crate::rpc::{EncodeError, Frame, Id};
+use crate::rpc::{Frame, Id};
 use ssntp_transport::excerpt;
 
 /// A server of OpFlex without its threads.
@@ -77,23 +77,12 @@ impl ServerCore {
         self.actions.take()
     }
 
-    /// Begins the session of a client. `address` is the client's address, for the log and for
-    /// [`sessions`](Self::sessions). `dialled` is the server's address that the client dialled,
-    /// `host:port`, if it is known. `certified` is the common name of its verified certificate, which is
-    /// used only with [`name_from_certificate`](ServerSettings::name_from_certificate).
-    pub fn handle_connected(
-        &mut self,
-        now: Instant,
-        connection: ConnectionId,
-        address: String,
-        dialled: Option<String>,
-        certified: Option<String>,
-    ) {
-        let session = Session::new(address, dialled, certified, &self.settings, now);
+    /// Begins the session of a client.
+    pub fn handle_connected(&mut self, now: Instant, connection: ConnectionId, client: Client) {
+        let session = Session::new(client, &self.settings, now);
         self.clients.add(connection, session);
-        self.clients.log(now, connection, Level::Info, "connected", || {
-            "connected".to_owned()
-        });
+        self.clients
+            .log(now, connection, Level::Info, "connected", "connected");
         // libopflex expects an echo at once.
         self.actions.echo(connection, 0, now);
     }
@@ -108,8 +97,7 @@ impl ServerCore {
         why: impl fmt::Display,
     ) {
         if self.clients.get(connection).is_some() {
-            self.clients
-                .log(now, connection, level, "ended", || excerpt(why).to_string());
+            self.clients.log(now, connection, level, "ended", excerpt(why));
             self.remove(now, connection);
         }
     }
@@ -187,10 +175,9 @@ impl ServerCore {
             Incoming::Failure { method, error, .. } => {
                 self.clients
                     .count(connection, |counters| counters.update_errors += 1);
+                let text = format_args!("the client answered {method} with an error: {}", excerpt(&error));
                 self.clients
-                    .log(now, connection, Level::Warn, "update error", || {
-                        format!("the client answered {method} with an error: {}", excerpt(&error))
-                    });
+                    .log(now, connection, Level::Warn, "update error", text);
             }
         }
     }
@@ -330,7 +317,7 @@ impl ServerCore {
             let element = session.element.as_ref();
             SessionInfo {
                 connection: *connection,
-                address: session.address.clone(),
+                address: session.client.address.clone(),
                 name: element.map(|element| element.name.clone()),
                 roles: element.map_or_else(Vec::new, |element| element.roles.clone()),
                 location: element.and_then(|element| element.location.clone()),
@@ -376,7 +363,7 @@ impl ServerCore {
         let answer = match request {
             Request::Echo(echo) => Ok(Frame::result(&id, &echo.answer())),
             Request::SendIdentity(identity) => self.handle_identity(now, connection, &id, *identity),
-            _ if !self.settings.has(&role_for(method)) => Err(ErrorResponse::boxed(
+            _ if !self.settings.roles.contains(&method.role()) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("this server does not take {method}"),
             )),
@@ -449,10 +436,10 @@ impl ServerCore {
         if unknown > 0 {
             self.clients
                 .count(connection, |counters| counters.left_out += unknown as u64);
+            let text =
+                format_args!("{method}: {unknown} objects and properties unknown to the model are left out");
             self.clients
-                .log(now, connection, Level::Warn, "unknown to the model", || {
-                    format!("{method}: {unknown} objects and properties unknown to the model are left out")
-                });
+                .log(now, connection, Level::Warn, "unknown to the model", text);
         }
     }
 
@@ -465,11 +452,10 @@ impl ServerCore {
                 && let Some(there) = self.stores[of].tree.get(uri)
                 && there.subject() != subject
             {
-                let there = there.subject().clone();
-                self.clients.log(now, connection, Level::Warn, "other class", || {
-                    let text = format!("{uri} is a {there}, not a {subject}: the answer has no object");
-                    excerpt(text).to_string()
-                });
+                let there = there.subject();
+                let text = format_args!("{uri} is a {there}, not a {subject}: the answer has no object");
+                self.clients
+                    .log(now, connection, Level::Warn, "other class", excerpt(text));
             }
         }
     }
@@ -492,7 +478,7 @@ impl ServerCore {
         connection: ConnectionId,
         id: &Id,
         identity: Identity,
-    ) -> Result<Result<Bytes, EncodeError>, Box<ErrorResponse>> {
+    ) -> Result<Bytes, Box<ErrorResponse>> {
         let identified = self
             .clients
             .handle_identity(now, connection, identity, &self.settings);
@@ -521,10 +507,9 @@ impl ServerCore {
     ) {
         if method == Some(Method::SendIdentity) {
             // A warning: no other line shows why an element is missing.
+            let text = format_args!("its identity is refused: {}", excerpt(error));
             self.clients
-                .log(now, connection, Level::Warn, "identity refused", || {
-                    format!("its identity is refused: {}", excerpt(error))
-                });
+                .log(now, connection, Level::Warn, "identity refused", text);
         } else {
             debug!("{connection}: refused: {}", excerpt(error));
         }
@@ -533,11 +518,6 @@ impl ServerCore {
                 .count(connection, |counters| counters.count_refused(method));
         }
         self.actions.send(connection, Frame::failure(id, error));
-    }
-
-    /// Closes the connection of a client whose certificate has ended.
-    pub fn handle_expired(&mut self, now: Instant, connection: ConnectionId) {
-        self.close(now, connection, CloseReason::Expired);
     }
 
     fn close(&mut self, now: Instant, connection: ConnectionId, reason: CloseReason) {
@@ -549,9 +529,8 @@ impl ServerCore {
             None => Level::Warn,
             Some(_) => Level::Info,
         };
-        self.clients.log(now, connection, level, "closed", || {
-            format!("closed: {}", excerpt(&reason))
-        });
+        let text = format_args!("closed: {}", excerpt(&reason));
+        self.clients.log(now, connection, level, "closed", text);
         self.actions.push(Action::Close { connection, reason });
         self.remove(now, connection);
     }
@@ -565,32 +544,13 @@ impl ServerCore {
             for update in pieces {
                 self.last_xid += 1;
                 let id = Id::call(method.name(), self.last_xid);
-                let frame = match Frame::request(&id, method.name(), &[update]) {
-                    Ok(frame) => frame,
-                    Err(fault) => {
-                        error!("an update was not sent: {fault}");
-                        continue;
-                    }
-                };
+                let frame = Frame::request(&id, method.name(), &[update]);
                 for connection in &receivers {
                     let (connection, frame) = (*connection, frame.clone());
                     self.clients.count(connection, |counters| counters.updates += 1);
-                    self.actions.push(Action::Send { connection, frame });
+                    self.actions.send(connection, frame);
                 }
             }
         }
-    }
-}
-
-/// The role of a server that a method is for.
-fn role_for(method: Method) -> Role {
-    match method {
-        Method::EndpointDeclare
-        | Method::EndpointUndeclare
-        | Method::EndpointResolve
-        | Method::EndpointUnresolve
-        | Method::EndpointUpdate => Role::ENDPOINT_REGISTRY,
-        Method::StateReport => Role::OBSERVER,
-        _ => Role::POLICY_REPOSITORY,
     }
 }

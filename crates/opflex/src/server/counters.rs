@@ -67,6 +67,6 @@ impl RequestCounters {
 
 /// The counters that are not zero, by the names of their methods.
 fn by_method<S: Serializer>(counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
-    let counts = Method::ALL.iter().map(|method| method.name()).zip(counts);
+    let counts = Method::ALL.iter().map(|(_, name)| name).zip(counts);
     serializer.collect_map(counts.filter(|(_, count)| **count > 0))
 }

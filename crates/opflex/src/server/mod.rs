@@ -77,7 +77,7 @@ pub use self::counters::RequestCounters;
 pub use self::observer::{Exported, Observer, Report};
 pub use self::ownership::Declared;
 pub use self::roll_up::{Interval, Row};
-pub use self::session::SessionInfo;
+pub use self::session::{Client, SessionInfo};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, ServerSettings};
 pub use super::message::Store;
 pub use super::peer::Action;

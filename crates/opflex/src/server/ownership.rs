@@ -39,8 +39,6 @@ const MAX_CONNECTIONS: usize = 4;
 pub struct Declared {
     /// The name of the element.
     pub element: Name,
-    /// The connection of the latest declaration, which may have ended.
-    pub connection: ConnectionId,
     /// The time at which the endpoint is removed unless it is declared again.
     pub expires: Option<Instant>,
 }
@@ -114,7 +112,6 @@ struct Owner {
     /// The connections on which the element has declared the endpoint and that have not ended, the
     /// latest last. At most [`MAX_CONNECTIONS`].
     connections: Vec<ConnectionId>,
-    latest: ConnectionId,
 }
 
 /// The declarations as they will be after a request to declare, before the objects of the request remove others.
@@ -409,7 +406,6 @@ impl Ownership {
         let owner = Owner {
             element: element.clone(),
             connections,
-            latest,
         };
         self.owners.insert(root, owner);
     }
@@ -458,7 +454,6 @@ impl Ownership {
         let owner = self.owners.get(uri)?;
         Some(Declared {
             element: owner.element.clone(),
-            connection: owner.latest,
             expires: self.expiry.of(uri),
         })
     }

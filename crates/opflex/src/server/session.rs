@@ -23,14 +23,12 @@ const MAX_ROLES: usize = 16;
 #[non_exhaustive]
 pub struct SessionInfo {
     /// The number of the connection.
-    #[serde(rename = "session")]
     pub connection: ConnectionId,
     /// The address of the client.
     pub address: String,
     /// The name. `None` until the identity of the client was accepted.
     pub name: Option<Name>,
     /// Its roles.
-    #[serde(rename = "role")]
     pub roles: Vec<Role>,
     /// The location, from the settings or from the client.
     pub location: Option<String>,
@@ -43,20 +41,30 @@ pub struct SessionInfo {
     /// The number of endpoints that the client declared.
     pub endpoints: usize,
     /// Counters of its requests and of the updates to it.
+    #[serde(flatten)]
     pub counters: RequestCounters,
+}
+
+/// A client that has connected.
+#[derive(Clone, Debug, Default)]
+pub struct Client {
+    /// Its address, for the log and for [`ServerCore::sessions`](super::ServerCore::sessions).
+    pub address: String,
+    /// The server's address that it dialled, `host:port`, if it is known.
+    pub dialled: Option<String>,
+    /// The common name of its verified certificate, which is used only with
+    /// [`ServerSettings::name_from_certificate`].
+    pub certified: Option<String>,
+    /// The end of its certificate.
+    pub expires: Option<Instant>,
 }
 
 /// The state of one connection.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// The address of the client.
-    pub(super) address: String,
-    /// `host:port` as the client dialled it, if it is known.
-    dialled: Option<String>,
+    pub(super) client: Client,
     pub(super) since: Instant,
     pub(super) keepalive: Keepalive,
-    /// The common name of its certificate, if the settings use it.
-    certified: Option<String>,
     /// The identity. `None` until the server has accepted it.
     pub(super) element: Option<Element>,
     pub(super) counters: RequestCounters,
@@ -84,38 +92,31 @@ pub(super) struct Element {
 }
 
 impl Session {
-    pub(super) fn new(
-        address: String,
-        dialled: Option<String>,
-        certified: Option<String>,
-        settings: &ServerSettings,
-        now: Instant,
-    ) -> Self {
+    pub(super) fn new(client: Client, settings: &ServerSettings, now: Instant) -> Self {
+        let identity = settings.identity_timeout;
         Self {
-            address,
-            dialled,
             since: now,
-            keepalive: Keepalive::new(&settings.keepalive, settings.identity_timeout, now),
-            certified,
+            keepalive: Keepalive::new(&settings.keepalive, identity, client.expires, now),
+            client,
             element: None,
             counters: RequestCounters::default(),
             answer: None,
         }
     }
 
-    /// Checks an identity as the draft requires, and makes the answer. A second identity replaces
-    /// the first.
+    /// Checks an identity as the draft requires. Returns the name of the element and the answer. A second
+    /// identity replaces the first.
     pub(super) fn identify(
         &mut self,
         mut identity: Identity,
         settings: &ServerSettings,
-    ) -> Result<IdentityResult, Box<ErrorResponse>> {
+    ) -> Result<(Name, IdentityResult), Box<ErrorResponse>> {
         let refuse = |code, message: String| Err(ErrorResponse::boxed(code, message));
         if settings.name_from_certificate {
             // Endpoints belong to names, so an element could take over those of another element with
             // a name of its choice.
-            identity.name.clone_from(&self.certified);
-            if self.certified.as_deref().is_none_or(str::is_empty) {
+            identity.name.clone_from(&self.client.certified);
+            if identity.name.as_deref().is_none_or(str::is_empty) {
                 let what = "the certificate has no common name to know the element by";
                 return refuse(ErrorCode::ERROR, what.to_owned());
             }
@@ -168,12 +169,13 @@ impl Session {
         }
         // After the last check, so that a refused identity has no effect.
         self.keepalive.identified();
+        let name = Name::from(name);
         self.element = Some(Element {
-            name: name.into(),
+            name: name.clone(),
             roles: identity.my_role,
             location: location.clone(),
         });
-        Ok(IdentityResult {
+        let result = IdentityResult {
             name: Some(settings.name.clone()),
             domain: domain.or_else(|| Some(settings.domain.clone())),
             my_location: settings.location.clone(),
@@ -182,7 +184,8 @@ impl Session {
             my_role: settings.roles.clone(),
             peers: self.peers(settings),
             extra: Map::new(),
-        })
+        };
+        Ok((name, result))
     }
 
     /// The configured list of servers, with the address that this client dialled.
@@ -191,11 +194,8 @@ impl Session {
         for peer in &mut peers {
             peer.connectivity_info = bare(&peer.connectivity_info);
         }
-        if let Some(dialled) = self
-            .dialled
-            .as_deref()
-            .map(bare)
-            .filter(|_| settings.list_dialled)
+        let dialled = self.client.dialled.as_deref().map(bare);
+        if let Some(dialled) = dialled.filter(|_| settings.list_dialled)
             && !settings.roles.is_empty()
             && !peers.iter().any(|peer| peer.connectivity_info == dialled)
         {

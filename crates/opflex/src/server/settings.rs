@@ -189,9 +189,4 @@ impl ServerSettings {
             ..Self::default()
         }
     }
-
-    /// True if the server has a role.
-    pub fn has(&self, role: &Role) -> bool {
-        self.roles.contains(role)
-    }
 }

@@ -26,7 +26,7 @@ fn incoming(message: &Value) -> Incoming {
 fn message() -> impl Strategy<Value = Value> {
     let method = prop::sample::select(
         Method::ALL
-            .map(Method::name)
+            .map(|(_, name)| name)
             .into_iter()
             .chain(["transact", "", "policy_trigger"])
             .collect::<Vec<_>>(),
@@ -74,7 +74,7 @@ proptest! {
         let mut now = Instant::now();
         let mut server = ServerCore::new(server::ServerSettings::default(), now);
         for connection in 0..3 {
-            server.handle_connected(now, ConnectionId(connection), "peer".to_owned(), None, None);
+            server.handle_connected(now, ConnectionId(connection), server::Client::default());
             if connection < 2 {
                 let identity = json!({"proto_version": "1.0", "name": "n", "domain": "default", "my_role": ["x"]});
                 let message = json!({"id": 1, "method": "send_identity", "params": [identity]});

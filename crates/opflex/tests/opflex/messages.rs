@@ -71,8 +71,7 @@ fn every_captured_message_prints_back_to_the_same_value() {
             Incoming::Request { id, request } => request.to_frame(&id),
             Incoming::Result { id, reply } => reply.to_frame(&id),
             other => panic!("{text}: {other:?}"),
-        }
-        .unwrap();
+        };
         assert_eq!(serde_json::from_slice::<Value>(text_of(&frame)).unwrap(), value);
     }
 }
@@ -164,7 +163,7 @@ fn both_targets_of_the_draft_print_back() {
         let Incoming::Request { id, request } = read(&text) else {
             panic!("{text}");
         };
-        let frame = request.to_frame(&id).unwrap();
+        let frame = request.to_frame(&id);
         assert_eq!(serde_json::from_slice::<Value>(text_of(&frame)).unwrap(), text);
     }
     let text = json!({"id": 1, "method": "policy_resolve", "params": [
@@ -444,14 +443,14 @@ proptest! {
     /// Any JSON as parameters or result is accepted or refused.
     #[test]
     fn any_json_in_a_message_is_accepted_or_refused(method in 0usize..Method::ALL.len(), contents in json_value(), result: bool) {
-        let name = Method::ALL[method].name();
+        let (_, name) = Method::ALL[method];
         let text = if result {
             json!({"id": [name, 1], "result": contents})
         } else {
             json!({"id": [name, 1], "method": name, "params": [contents]})
         };
         if let Incoming::Request { id, request } = read(&text) {
-            prop_assert!(request.to_frame(&id).is_ok());
+            prop_assert!(!request.to_frame(&id).is_empty());
         }
     }
 }

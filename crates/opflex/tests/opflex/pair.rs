@@ -10,7 +10,7 @@ use ssntp_opflex::model::{Edit, ManagedObject, Uri};
 use ssntp_opflex::peer::ConnectionId;
 use ssntp_opflex::policy_element::{self as element, ElementCore, Health, PeerState};
 use ssntp_opflex::rpc::Limits;
-use ssntp_opflex::server::{self, OnLeave, ServerCore};
+use ssntp_opflex::server::{self, Client, OnLeave, ServerCore};
 
 /// One connection, with a decoder at each end.
 struct Link {
@@ -190,15 +190,13 @@ impl Net {
         self.by_server
             .insert((address.to_owned(), link.at_server), number);
         self.links.insert(number, link);
-        let dialled = address.to_owned();
+        let client = Client {
+            address: "element".to_owned(),
+            dialled: Some(address.to_owned()),
+            ..Client::default()
+        };
         self.on_server(address, |server, now| {
-            server.handle_connected(
-                now,
-                ConnectionId(number),
-                "element".to_owned(),
-                Some(dialled),
-                None,
-            );
+            server.handle_connected(now, ConnectionId(number), client);
         });
         self.on_element(element, |element, now| element.handle_connected(now, connection));
     }
@@ -364,6 +362,7 @@ fn every_method_has_its_effect() {
     );
     let all: Vec<Method> = Method::ALL
         .into_iter()
+        .map(|(method, _)| method)
         .filter(|method| {
             sessions
                 .iter()
@@ -387,7 +386,7 @@ fn every_method_has_its_effect() {
     assert!(
         sessions
             .iter()
-            .all(|s| Method::ALL.into_iter().all(|m| s.counters.refused(m) == 0))
+            .all(|s| Method::ALL.into_iter().all(|(m, _)| s.counters.refused(m) == 0))
     );
     assert!(sessions.iter().all(|session| session.counters.update_errors == 0));
 }

@@ -10,7 +10,7 @@ use ssntp_opflex::message::{Decoder, Incoming};
 use ssntp_opflex::model::{Edit, ManagedObject, Uri};
 use ssntp_opflex::peer::ConnectionId;
 use ssntp_opflex::policy_element::{self, ElementCore};
-use ssntp_opflex::server::{Action, ServerCore, ServerSettings};
+use ssntp_opflex::server::{Action, Client, ServerCore, ServerSettings};
 
 const TOUR: &str = include_str!("../fixtures/opflex/01_tour_testmodel.jsonl");
 const AGENT: &str = include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
@@ -82,7 +82,7 @@ fn replay(capture: &str, domain: &str) {
         .unwrap();
     // Another element declares the endpoints that the element resolved.
     let other = ConnectionId(0);
-    server.handle_connected(start, other, "other".to_owned(), None, None);
+    server.handle_connected(start, other, Client::default());
     let identity =
         json!({"proto_version": "1.0", "name": "other", "domain": domain, "my_role": ["policy_element"]});
     let declare = json!({"endpoint": objects(capture, "endpoint"), "prr": 7200});
@@ -93,8 +93,11 @@ fn replay(capture: &str, domain: &str) {
     server.take_actions();
 
     let element = ConnectionId(1);
-    let dialled = Some("127.0.0.1:18009".to_owned());
-    server.handle_connected(start, element, "element".to_owned(), dialled, None);
+    let client = Client {
+        dialled: Some("127.0.0.1:18009".to_owned()),
+        ..Client::default()
+    };
+    server.handle_connected(start, element, client);
     for (t, message) in recorded_messages(capture, "pe>srv") {
         let now = start + Duration::from_secs_f64(t);
         server.handle_deadline(now);

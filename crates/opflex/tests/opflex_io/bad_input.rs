@@ -379,8 +379,8 @@ fn messages_arrive_in_any_pieces_and_have_a_limit() {
     assert_eq!(raw.recv_other(), None);
     // No session is left.
     drop(raw);
-    until_server(&server.handle(), |cx| {
-        cx.core().session_count() == 0 || cx.core().session_count() == 1
+    until_server(&server.handle(), |core, _| {
+        core.session_count() == 0 || core.session_count() == 1
     });
 }
 
@@ -427,8 +427,8 @@ fn a_slow_client_does_not_delay_others() {
     let resolve = r#"{"id":2,"method":"policy_resolve","params":[{"subject":"GbpEpGroup","policy_uri":"/a/","prr":3600}]}"#;
     let text = format!("{IDENTITY}\0{resolve}\0");
     assert_eq!(slow.write(text.as_bytes()).unwrap(), text.len());
-    until_server(&handle, |cx| {
-        cx.core().session_count() == 2 && cx.core().sessions(cx.now())[1].policies == 1
+    until_server(&handle, |core, now| {
+        core.session_count() == 2 && core.sessions(now)[1].policies == 1
     });
     // Each update has 100 kB: the queue is full after some ten.
     let long = "x".repeat(100_000);
@@ -437,7 +437,7 @@ fn a_slow_client_does_not_delay_others() {
         handle.edit(Edit::Merge(vec![object("/a/", &value)])).unwrap();
         until_value(&element, Store::Policy, "/a/", Some(&value));
     }
-    until_server(&handle, |cx| cx.core().session_count() == 1);
+    until_server(&handle, |core, _| core.session_count() == 1);
     let begin = Instant::now();
     server.stop();
     assert!(begin.elapsed() < LIMIT, "{:?}", begin.elapsed());
@@ -489,5 +489,5 @@ fn a_client_that_receives_no_answers_is_not_read_from() {
         written += more;
         assert!(written < 1 << 30, "the server reads without a limit");
     }
-    until_server(&server.handle(), |cx| cx.core().session_count() == 0);
+    until_server(&server.handle(), |core, _| core.session_count() == 0);
 }

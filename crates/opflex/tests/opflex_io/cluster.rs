@@ -34,7 +34,7 @@ fn names(server: &Server) -> Vec<String> {
 }
 
 fn revision(server: &Server) -> u64 {
-    server.handle().with(|cx| cx.core().policy_revision()).unwrap()
+    server.handle().with(|core, _| core.policy_revision()).unwrap()
 }
 
 /// Waits until both servers have the same policy at the same revision, with these names.
@@ -157,7 +157,7 @@ fn each_revision_of_a_cluster_is_one_policy() {
         let mut lengths = std::collections::BTreeMap::new();
         while ended.try_recv().is_err_and(|e| e.is_empty()) {
             let (at, len) = handle
-                .with(|cx| (cx.core().policy_revision(), cx.core().policy().len()))
+                .with(|core, _| (core.policy_revision(), core.policy().len()))
                 .unwrap();
             let known = *lengths.entry(at).or_insert(len);
             assert_eq!(known, len, "at revision {at}");
@@ -398,9 +398,9 @@ fn an_element_connects_to_all_servers_and_declares_to_each() {
         .declare(vec![ManagedObject::new("EprL3Ep", uri(ENDPOINT))])
         .unwrap();
     for server in &servers {
-        until_server(&server.handle(), |cx| {
-            let sessions = cx.core().sessions(cx.now());
-            cx.core().endpoints().len() == 1 && sessions.iter().any(|session| session.policies == 1)
+        until_server(&server.handle(), |core, now| {
+            let sessions = core.sessions(now);
+            core.endpoints().len() == 1 && sessions.iter().any(|session| session.policies == 1)
         });
     }
     // An edit on any server reaches the element, also if only one server is left.

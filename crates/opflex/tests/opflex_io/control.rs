@@ -170,7 +170,7 @@ fn a_large_policy_is_dumped_in_parts_of_one_revision() {
 }
 
 #[test]
-fn a_large_policy_is_put_and_reloaded_in_pieces() {
+fn a_large_policy_is_put_and_reloaded_as_a_whole() {
     let directory = tempfile::tempdir().unwrap();
     let (socket, file) = (
         directory.path().join("control"),
@@ -185,16 +185,15 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
     let _policy = element
         .resolve_policy("GbpEpGroup", uri("/a/1700/"), false)
         .unwrap();
-    until_server(&server.handle(), |cx| {
-        cx.core()
-            .sessions(cx.now())
+    until_server(&server.handle(), |core, now| {
+        core.sessions(now)
             .first()
             .is_some_and(|session| session.policies == 1)
     });
     let policy =
         |value: &str| -> Vec<_> { (0..2500).map(|n| object(&format!("/a/{n:04}/"), value)).collect() };
     let mut control = Control::connect(&socket, LIMIT).unwrap();
-    // All objects are checked before the first piece is made.
+    // All objects are checked before the first is entered.
     let mut bad = policy("bad");
     bad[2400].children = vec![uri("/elsewhere/")];
     control.put(&bad, false).unwrap_err();
@@ -251,7 +250,7 @@ fn two_long_edits_at_once_do_not_mix() {
         assert!(present == policy("one") || present == policy("two"));
     }
     server.stop();
-    // No part of an edit is made after the last write of the kept policy.
+    // No edit is made after the last write of the kept policy.
     assert!(handle.edit(Edit::Merge(policy("three"))).is_err());
 }
 

@@ -173,7 +173,10 @@ fn the_inspector_shows_what_an_element_resolves_declares_and_reports() {
         ServerConfig::new(server_settings("pr1")).policy(vec![object("/a/", "a"), object("/b/", "b")]),
     );
     let mut config = ElementConfig::new(element_settings("pe1", &[&address]));
-    config.inspector = Some(LocalSocket::new(&socket).for_group());
+    config.inspector = Some(LocalSocket {
+        for_group: true,
+        ..LocalSocket::new(&socket)
+    });
     let element = PolicyElement::start(config).unwrap();
     let _policy = element.resolve_policy("GbpEpGroup", uri("/a/"), false).unwrap();
     until_value(&element, Store::Policy, "/a/", Some("a"));

@@ -29,7 +29,8 @@ use std::time::{Duration, Instant};
 
 use ssntp_opflex::model::{Edit, ManagedObject, Uri};
 use ssntp_opflex::policy_element::{self, ElementEvent, Health, PeerState, Store};
-use ssntp_opflex::run::{ElementConfig, ServerConfig, ServerContext, ServerHandle};
+use ssntp_opflex::run::{ElementConfig, ServerConfig, ServerHandle};
+use ssntp_opflex::server::ServerCore;
 use ssntp_opflex::{PolicyElement, Server, server};
 use ssntp_pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Role};
 use ssntp_test_support::wait::{until, wait_for};
@@ -58,8 +59,8 @@ fn uri(text: &str) -> Uri {
 
 /// The servers of an element, by address.
 fn peers_of(element: &PolicyElement) -> Vec<(String, PeerState)> {
-    let peers = element.with(|cx| {
-        let peers = cx.core.peers();
+    let peers = element.with(|core, _| {
+        let peers = core.peers();
         peers
             .map(|(address, state)| (address.to_owned(), state))
             .collect()
@@ -115,7 +116,9 @@ fn event<T>(element: &PolicyElement, mut find: impl FnMut(ElementEvent) -> Optio
     let end = Instant::now() + LIMIT;
     let mut others = Vec::new();
     loop {
-        let event = element.recv_timeout(end.saturating_duration_since(Instant::now()));
+        let event = element
+            .events()
+            .recv_timeout(end.saturating_duration_since(Instant::now()));
         let event = event.unwrap_or_else(|e| panic!("no such event in time: {e}; {others:#?}"));
         others.push(format!("{event:?}"));
         if let Some(found) = find(event) {
@@ -152,7 +155,7 @@ fn until_value(element: &PolicyElement, store: Store, at: &str, value: Option<&s
 #[track_caller]
 fn until_server(
     handle: &ServerHandle,
-    is: impl Fn(&ServerContext<'_>) -> bool + Send + Sync + Copy + 'static,
+    is: impl Fn(&ServerCore, Instant) -> bool + Send + Sync + Copy + 'static,
 ) {
-    until(|| handle.with(move |cx| is(cx)).unwrap());
+    until(|| handle.with(is).unwrap());
 }

@@ -49,13 +49,13 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     assert_eq!(handle.edit(Edit::Delete(vec![uri(GROUP)])).unwrap(), 1);
     until_value(&element, Store::Policy, GROUP, None);
     drop(policy);
-    until_server(&handle, |cx| cx.core().sessions(cx.now())[0].policies == 0);
+    until_server(&handle, |core, now| core.sessions(now)[0].policies == 0);
 
     // endpoint_declare, endpoint_resolve, endpoint_update, endpoint_undeclare,
     // endpoint_unresolve
     let endpoint = |name: &str| ManagedObject::new("EprL3Ep", uri(ENDPOINT)).with("name", name);
     element.declare(vec![endpoint("one")]).unwrap();
-    until_server(&handle, |cx| cx.core().endpoints().len() == 1);
+    until_server(&handle, |core, _| core.endpoints().len() == 1);
     let wanted = element
         .resolve_endpoint("EprL3Ep", Target::Uri(uri(ENDPOINT)))
         .unwrap();
@@ -65,9 +65,7 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     assert!(element.undeclare(&uri(ENDPOINT)).unwrap());
     until_value(&element, Store::Endpoints, ENDPOINT, None);
     drop(wanted);
-    until_server(&handle, |cx| {
-        cx.core().sessions(cx.now())[0].endpoint_resolves == 0
-    });
+    until_server(&handle, |core, now| core.sessions(now)[0].endpoint_resolves == 0);
 
     // state_report
     let report = ManagedObject::new(
@@ -75,12 +73,12 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
         uri("/ObserverStatUniverse/counter/1/"),
     );
     element.report(report.with("packets", 7)).unwrap();
-    until_server(&handle, |cx| cx.core().observer().len() == 1);
+    until_server(&handle, |core, _| core.observer().len() == 1);
 
     // echo, in both directions, and everything else once
-    until_server(&handle, |cx| {
-        let session = &cx.core().sessions(cx.now())[0];
-        let methods = Method::ALL.iter().filter(|method| {
+    until_server(&handle, |core, now| {
+        let session = &core.sessions(now)[0];
+        let methods = Method::ALL.iter().map(|(method, _)| method).filter(|method| {
             !matches!(
                 method,
                 Method::PolicyUpdate | Method::EndpointUpdate | Method::Custom
@@ -93,7 +91,7 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     });
     assert_eq!(element.health().unwrap(), Health::Healthy);
     element.stop();
-    until_server(&handle, |cx| cx.core().session_count() == 0);
+    until_server(&handle, |core, _| core.session_count() == 0);
     server.stop();
 }
 
@@ -269,7 +267,7 @@ fn updates_are_sent_for_the_refresh_rate_and_no_longer() {
     assert_eq!(answer["result"]["policy"][0]["uri"], GROUP);
     handle.edit(Edit::Merge(vec![object(GROUP, "a")])).unwrap();
     assert_eq!(raw.recv_other().unwrap()["method"], "policy_update");
-    until_server(&handle, |cx| cx.core().sessions(cx.now())[0].policies == 0);
+    until_server(&handle, |core, now| core.sessions(now)[0].policies == 0);
     handle.edit(Edit::Merge(vec![object(GROUP, "b")])).unwrap();
     // No message comes between the change and the answer to the next request.
     raw.send(&json!({"id": 7, "method": "echo", "params": [1]}));
@@ -278,8 +276,8 @@ fn updates_are_sent_for_the_refresh_rate_and_no_longer() {
     let declare = json!({"id": 8, "method": "endpoint_declare",
         "params": [{"endpoint": [{"subject": "EprL3Ep", "uri": ENDPOINT}], "prr": 4}]});
     raw.ask(&declare);
-    assert_eq!(handle.with(|cx| cx.core().endpoints().len()).unwrap(), 1);
-    until_server(&handle, |cx| cx.core().endpoints().is_empty());
+    assert_eq!(handle.with(|core, _| core.endpoints().len()).unwrap(), 1);
+    until_server(&handle, |core, _| core.endpoints().is_empty());
 }
 
 #[test]
@@ -294,8 +292,8 @@ fn an_element_repeats_its_requests_before_the_refresh_rate_ends() {
     element
         .declare(vec![ManagedObject::new("EprL3Ep", uri(ENDPOINT))])
         .unwrap();
-    until_server(&handle, |cx| {
-        let sessions = cx.core().sessions(cx.now());
+    until_server(&handle, |core, now| {
+        let sessions = core.sessions(now);
         sessions.first().is_some_and(|session| {
             let count = |method| session.counters.requests(method);
             count(Method::PolicyResolve) > 3 && count(Method::EndpointDeclare) > 3
@@ -303,7 +301,7 @@ fn an_element_repeats_its_requests_before_the_refresh_rate_ends() {
     });
     // Until then it got updates, and its endpoint existed.
     assert_eq!(handle.sessions().unwrap()[0].policies, 1);
-    assert_eq!(handle.with(|cx| cx.core().endpoints().len()).unwrap(), 1);
+    assert_eq!(handle.with(|core, _| core.endpoints().len()).unwrap(), 1);
     assert_eq!(element.health().unwrap(), Health::Healthy);
 }
 
@@ -325,13 +323,13 @@ fn events_that_are_not_received_are_dropped_and_counted() {
         .handle()
         .edit(Edit::Merge(vec![object(GROUP, "last")]))
         .unwrap();
-    let missed = element.recv_timeout(LIMIT).unwrap();
+    let missed = element.events().recv_timeout(LIMIT).unwrap();
     assert!(
         matches!(missed, ElementEvent::Missed { count } if count >= 18),
         "{missed:?}"
     );
     assert!(matches!(
-        element.recv_timeout(LIMIT).unwrap(),
+        element.events().recv_timeout(LIMIT).unwrap(),
         ElementEvent::Changed { .. }
     ));
 }

@@ -237,7 +237,9 @@ fn the_recorded_bootstrap_gives_the_same_connections() {
     until_health(&element, Health::Healthy);
     until(|| [&at_b, &at_c].map(|at| state(&element, at)) == [Some(PeerState::Ready); 2]);
     assert_eq!(state(&element, &at_a), Some(PeerState::Parked));
-    let location = element.with(|cx| cx.core.location().map(str::to_owned)).unwrap();
+    let location = element
+        .with(|core, _| core.location().map(str::to_owned))
+        .unwrap();
     assert_eq!(location.as_deref(), Some("location_string"));
 
     let _policy = element

@@ -59,9 +59,7 @@ fn a_server_that_lists_only_others_is_left_for_them() {
     let _policy = element.resolve(&uri(GROUP)).unwrap();
     until_value(&element, Store::Policy, GROUP, Some("web"));
     for server in servers {
-        until_server(&server.handle(), |cx| {
-            cx.core().sessions(cx.now())[0].policies == 1
-        });
+        until_server(&server.handle(), |core, now| core.sessions(now)[0].policies == 1);
     }
 }
 
@@ -105,12 +103,11 @@ fn all_requests_are_sent_again_when_a_server_is_back() {
         let server = serve_at(address, true, &[&b, &c]);
         until_health(&element, Health::Healthy);
         let handle = server.handle();
-        until_server(&handle, |cx| {
-            cx.core()
-                .sessions(cx.now())
+        until_server(&handle, |core, now| {
+            core.sessions(now)
                 .first()
                 .is_some_and(|session| session.policies == 1)
-                && cx.core().endpoints().len() == 1
+                && core.endpoints().len() == 1
         });
         handle.edit(Edit::Merge(vec![object(GROUP, address)])).unwrap();
         until_value(&element, Store::Policy, GROUP, Some(address));
@@ -167,10 +164,10 @@ fn calls_after_the_stop_fail() {
 fn a_call_from_within_a_call_is_refused() {
     let (server, _place) = serve_in_memory("pr1", Vec::new());
     let (handle, inner) = (server.handle(), server.handle());
-    let result = handle.with(move |_| inner.policy().map(|_| ())).unwrap();
+    let result = handle.with(move |_, _| inner.policy().map(|_| ())).unwrap();
     assert!(matches!(result, Err(ssntp_opflex::run::CallError::OnDispatcher)));
     // A call that panics does not affect others.
-    assert!(handle.with(|_| panic!("on purpose")).is_err());
+    assert!(handle.with(|_, _| panic!("on purpose")).is_err());
     assert!(handle.policy().is_ok());
 }
 
@@ -182,9 +179,8 @@ fn an_application_that_receives_no_events_gets_the_number_of_lost_ones() {
     config.events = 1;
     let element = PolicyElement::start(config).unwrap();
     let _policy = element.resolve(&uri(GROUP)).unwrap();
-    until_server(&server.handle(), |cx| {
-        cx.core()
-            .sessions(cx.now())
+    until_server(&server.handle(), |core, now| {
+        core.sessions(now)
             .first()
             .is_some_and(|session| session.policies == 1)
     });
@@ -196,7 +192,7 @@ fn an_application_that_receives_no_events_gets_the_number_of_lost_ones() {
     }
     // The policy itself is complete.
     until_value(&element, Store::Policy, GROUP, Some("5"));
-    let first = element.recv_timeout(LIMIT).unwrap();
+    let first = element.events().recv_timeout(LIMIT).unwrap();
     assert!(matches!(first, ElementEvent::Peer { .. }), "{first:?}");
     let mut lost = 0;
     let mut number = 5;

@@ -12,10 +12,9 @@ use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri, is_mac};
 use ssntp_opflex::policy_element::{ElementEvent, ElementSettings, Health, ObjectChange, Store};
 use ssntp_opflex::run::{CallError, ElementConfig, ElementHandle, Reference};
 
+use super::flags::{InspectorArgs, ServeArgs, TimerArgs};
 use super::load_objects;
-use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_properties, print_with_note};
-use super::timers::TimerArgs;
 use super::tls::ClientTls;
 use crate::connection::to_dial;
 use crate::credentials::FilesRead;
@@ -373,7 +372,7 @@ fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool)
         }
     }
     if follow {
-        let all = element.with(|cx| cx.core.policy().to_objects());
+        let all = element.with(|core, _| core.policy().to_objects());
         for object in all.map_err(Failure::new)? {
             print_once(&mut output, object, &mut shown, as_json)?;
         }
@@ -542,8 +541,8 @@ fn text(event: &ElementEvent) -> Option<String> {
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (what, kind) = (what.name(), change.kind.name());
-    let text = format!("{what} {kind} {} {}", change.subject, change.uri);
+    let kind = format!("{:?}", change.kind).to_lowercase();
+    let text = format!("{} {kind} {} {}", what.name(), change.subject, change.uri);
     output.line(printable(&text))?;
     let object = change.object.as_ref();
     object.map_or(Ok(()), |object| print_properties(output, object))

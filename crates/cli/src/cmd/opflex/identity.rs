@@ -7,7 +7,7 @@ use ssntp::transport::Address;
 use ssntp_opflex::message::{Peer, Proxies, Role};
 use ssntp_opflex::server::{OnLeave, RollUp, ServerSettings};
 
-use super::timers::TimerArgs;
+use super::flags::TimerArgs;
 use crate::seconds::Seconds;
 
 /// The server, as its identity answer has it.

@@ -6,27 +6,20 @@
 //! | `element` | a policy element |
 //! | `policy` | change the policy of a running server |
 //! | `show` | `endpoints`, `reports`, `sessions`, `agents`: what a running server has |
-//! | `control` | the flags of commands that ask a running server |
+//! | `flags` | flags that several subcommands have: of a running server, of sockets, of times |
 //! | `identity` | the flags for what a server tells elements |
 //! | `tls` | the flags for TLS |
-//! | `timers` | the flags for the times of a connection |
-//! | `local` | sockets for programs on the same host |
 //! | `source` | policy files |
 //! | `printing` | objects as people read them |
-//!
-//! `identity`, `local`, `timers`, `tls` and `control` are flags of these, `source` reads the policy
-//! files, and `printing` prints objects.
 
-mod control;
 mod element;
+mod flags;
 mod identity;
-mod local;
 mod policy;
 mod printing;
 mod serve;
 mod show;
 mod source;
-mod timers;
 mod tls;
 
 use std::fmt::Display;
@@ -51,10 +44,10 @@ pub(crate) enum Args {
     /// Print the last state report of each object, and its numbers over time
     Reports(show::ObjectArgs),
     /// Print the clients of a running server with their counters
-    Sessions(control::ControlArgs),
+    Sessions(flags::ControlArgs),
     /// Print every agent that was connected since the server started, and the counters of
     /// all its sessions
-    Agents(control::ControlArgs),
+    Agents(flags::ControlArgs),
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {

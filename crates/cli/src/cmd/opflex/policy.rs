@@ -7,7 +7,7 @@ use serde_json::json;
 use ssntp_opflex::model::{Format, ManagedObject, Uri};
 use ssntp_opflex::run::{ControlError, Edited};
 
-use super::control::ControlArgs;
+use super::flags::ControlArgs;
 use super::load_objects;
 use crate::failure::Failure;
 use crate::output::{print_either, print_text, printable_json};

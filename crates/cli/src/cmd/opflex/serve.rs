@@ -14,9 +14,9 @@ use ssntp_opflex::model::Edit;
 use ssntp_opflex::run::{CallError, ServerConfig, ServerHandle};
 use ssntp_transport::threads;
 
+use super::flags::InspectorArgs;
 use super::identity::IdentityArgs;
 use super::load_model;
-use super::local::InspectorArgs;
 use super::source::{POLL, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
@@ -174,7 +174,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             engine::weak(server.membership()),
         )),
         status: Box::new(move || {
-            let clients = handle.with(|cx| cx.core().session_count()).ok()?;
+            let clients = handle.with(|core, _| core.session_count()).ok()?;
             Some(format!("{clients} clients"))
         }),
         reloaded: &[],
@@ -255,7 +255,7 @@ fn log_kept(kept: &Path, source: &Source) {
 }
 
 fn revision(server: &ServerHandle) -> Result<u64, Failure> {
-    let revision = server.with(|cx| cx.core().policy_revision());
+    let revision = server.with(|core, _| core.policy_revision());
     revision.map_err(Failure::new)
 }
 

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use ssntp_opflex::model::{ManagedObject, Uri};
 
-use super::control::ControlArgs;
+use super::flags::ControlArgs;
 use super::printing::print_with_note;
 use crate::cmd::table::{Columns, print_values};
 use crate::failure::Failure;

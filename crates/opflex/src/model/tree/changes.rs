@@ -21,17 +21,6 @@ pub enum ChangeKind {
     Deleted,
 }
 
-impl ChangeKind {
-    /// The name, as in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Modified => "modified",
-            Self::Deleted => "deleted",
-        }
-    }
-}
-
 /// One object that an edit changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {

@@ -308,7 +308,7 @@ impl Tree {
 
     /// Adds or replaces one object. Children that it does not list stay.
     fn put(&mut self, mut object: ManagedObject, before: &mut Before) {
-        self.names.share(&mut object);
+        share_names(&mut self.names, &mut object);
         let uri = self.share_uri(&mut object);
         let children = std::mem::take(&mut object.children);
         // A parsed list has spare capacity, which an object in the tree never uses.
@@ -463,6 +463,22 @@ impl Tree {
             *parent = known.clone();
         }
         object.uri.clone()
+    }
+}
+
+/// Replaces the names of an object by the copies that all objects share.
+fn share_names(names: &mut HashSet<Name>, object: &mut ManagedObject) {
+    // A model has some thousand. If a peer sends more, its objects have copies of their own.
+    const MAX: usize = 16 * 1024;
+    let of_properties = object.properties.iter_mut().map(|property| &mut property.name);
+    let of_parent = [&mut object.parent_subject, &mut object.parent_relation];
+    let all = std::iter::once(&mut object.subject).chain(of_properties);
+    for name in all.chain(of_parent.into_iter().flatten()) {
+        match names.get(&*name) {
+            Some(known) => *name = known.clone(),
+            None if names.len() < MAX => drop(names.insert(name.clone())),
+            None => {}
+        }
     }
 }
 

@@ -22,13 +22,11 @@
 //! | `store` | the tree and its look-ups |
 //! | `edit` | edits of the tree |
 //! | `changes` | the result of an edit |
-//! | `names` | shared copies of names |
 //! | `cursor` | reading the tree in steps |
 
 mod changes;
 mod cursor;
 mod edit;
-mod names;
 mod store;
 #[cfg(test)]
 mod tests;

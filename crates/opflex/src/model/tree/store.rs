@@ -1,19 +1,17 @@
 //! The tree and its look-ups.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use serde::ser::{Serialize, Serializer};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
-use super::super::ident::Ident;
+use super::super::ident::{Ident, Target};
 use super::super::managed_object::{ManagedObject, Property, find};
 use super::super::name::Name;
 use super::super::schema::Schema;
-use super::super::target::Target;
 use super::super::uri::Uri;
-use super::names::Names;
 use crate::json;
 use crate::one_or_many::OneOrMany;
 
@@ -42,7 +40,8 @@ pub struct Tree {
     pub(super) children: HashMap<Uri, OneOrMany<Uri>>,
     pub(super) announced: HashMap<Uri, Uri>,
     pub(super) index: HashMap<Ident, OneOrMany<Uri>>,
-    pub(super) names: Names,
+    /// One copy of each name, which all objects share.
+    pub(super) names: HashSet<Name>,
     pub(super) schema: Option<Arc<Schema>>,
 }
 
@@ -269,31 +268,24 @@ impl<'a> ObjectRef<'a> {
 
 impl Serialize for ObjectRef<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(serde::Serialize)]
-        struct Wire<'a> {
-            subject: &'a Name,
-            uri: &'a Uri,
-            properties: &'a [Property],
-            children: Vec<&'a Uri>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            parent_subject: Option<&'a Name>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            parent_uri: Option<&'a Uri>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            parent_relation: Option<&'a Name>,
-            #[serde(flatten)]
-            extra: &'a Map<String, Value>,
+        // Not by a copy in the form of messages, because long answers are made of these objects.
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("subject", self.subject())?;
+        map.serialize_entry("uri", self.uri())?;
+        map.serialize_entry("properties", self.properties())?;
+        map.serialize_entry("children", &self.children().collect::<Vec<_>>())?;
+        for (name, value) in [
+            ("parent_subject", self.parent_subject().map(Name::as_str)),
+            ("parent_uri", self.parent_uri().map(Uri::as_str)),
+            ("parent_relation", self.parent_relation().map(Name::as_str)),
+        ] {
+            if let Some(value) = value {
+                map.serialize_entry(name, value)?;
+            }
         }
-        Wire {
-            subject: self.subject(),
-            uri: self.uri(),
-            properties: self.properties(),
-            children: self.children().collect(),
-            parent_subject: self.parent_subject(),
-            parent_uri: self.parent_uri(),
-            parent_relation: self.parent_relation(),
-            extra: self.extra(),
+        for (name, value) in self.extra() {
+            map.serialize_entry(name, value)?;
         }
-        .serialize(serializer)
+        map.end()
     }
 }

@@ -1,15 +1,14 @@
 //! The control socket of a server.
 
-use std::fmt;
+use std::collections::BTreeMap;
+use std::time::Instant;
 
 use bytes::Bytes;
-use log::error;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::config::{CallError, LocalSocket, SERVER_LOG as LOG, StartError};
-use super::super::context::ServerContext;
 use super::super::handle::ServerHandle;
 use super::super::local;
 use super::{
@@ -18,7 +17,7 @@ use super::{
 use crate::message::{Custom, CustomResult, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Edit, ManagedObject, Name, ObjectRef, Piece, Uri};
 use crate::rpc::{Frame, Id, Limits};
-use crate::server::{Exported, Store};
+use crate::server::{ServerCore, Store};
 use ssntp_transport::{Acceptance, wall_clock};
 
 /// The maximum number of control connections at a time.
@@ -40,9 +39,9 @@ pub(in super::super) fn start(
         local::receive(newcomer, limits, None, |message| {
             let frame = match message {
                 Incoming::Request { id, request } => {
-                    carry_out(&server, &id, request).unwrap_or_else(|error| failure(&id, &error))
+                    carry_out(&server, &id, request).unwrap_or_else(|error| Frame::failure(&id, &error))
                 }
-                Incoming::Refused { id, error, .. } => failure(&id, &error),
+                Incoming::Refused { id, error, .. } => Frame::failure(&id, &error),
                 _ => return Ok(()),
             };
             local::write_all(newcomer, &frame)
@@ -64,18 +63,17 @@ fn carry_out(server: &ServerHandle, id: &Id, request: Request) -> Result<Bytes, 
         let (wanted, at) = edit(&call)?;
         let edited = server.edit_at(wanted, at).map_err(edit_error)?;
         // This call returns only after the updates of the edit are in the queues of clients.
-        server.with(|_| ()).map_err(edit_error)?;
+        server.with(|_, _| ()).map_err(edit_error)?;
         return Ok(reply(id, &call.method, edited));
     }
     if call.method == SESSIONS {
-        let sessions = server.sessions().map_err(ErrorResponse::error)?;
         // The JSON is made here and not on the dispatcher, because this list is not sent in parts.
-        let sessions: Vec<Value> = sessions.iter().map(flat).collect();
+        let sessions = server.sessions().map_err(ErrorResponse::error)?;
         return Ok(reply(id, &call.method, json!({ "sessions": sessions })));
     }
     let id = id.clone();
     server
-        .with(move |cx| answer(cx, &id, &call))
+        .with(move |core, now| answer(core, now, &id, &call))
         .map_err(ErrorResponse::error)?
 }
 
@@ -108,18 +106,6 @@ fn edit(call: &Custom) -> Result<(Edit, Option<u64>), Box<ErrorResponse>> {
     Ok((edit, put.if_revision))
 }
 
-/// The answer that a request failed.
-fn failure(id: &Id, error: &ErrorResponse) -> Bytes {
-    frame(Frame::failure(id, error))
-}
-
-fn frame(frame: Result<Bytes, impl fmt::Display>) -> Bytes {
-    frame.unwrap_or_else(|e| {
-        error!(target: LOG, "an answer on the control socket was not sent: {e}");
-        Bytes::new()
-    })
-}
-
 #[derive(Deserialize)]
 struct Put {
     objects: Vec<ManagedObject>,
@@ -144,45 +130,37 @@ struct Below<A> {
 
 /// A part of a list.
 #[derive(Serialize)]
-struct Page<'a, A> {
+struct Page<E, A> {
+    /// The entries, below the name of the list.
     #[serde(flatten)]
-    entries: Entries<'a>,
+    entries: BTreeMap<&'static str, Vec<E>>,
     /// The last entry, if there may be further ones.
     after: Option<A>,
     /// The revision of policy at the time of this part.
     revision: u64,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Entries<'a> {
-    Objects(Vec<ObjectRef<'a>>),
-    Endpoints(Vec<EndpointEntry>),
-    Reports(Vec<Exported<'a>>),
-    Agents(Vec<Value>),
-}
-
 /// Answers a question, on the dispatcher. Of a list, the answer has the part that fits into one call.
-fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
-    let (core, method) = (cx.core(), call.method.as_str());
+fn answer(core: &ServerCore, now: Instant, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
+    let method = call.method.as_str();
     Ok(match method {
         DUMP => {
-            let (objects, after) = part(cx, Store::Policy, params(call)?);
-            page(cx, id, method, Entries::Objects(objects), after)
+            let (objects, after) = part(core, Store::Policy, params(call)?);
+            page(core, id, method, "objects", objects, after)
         }
         ENDPOINTS => {
-            let (objects, after) = part(cx, Store::Endpoints, params(call)?);
-            let entries = objects.into_iter().map(|object| entry(cx, object)).collect();
-            page(cx, id, method, Entries::Endpoints(entries), after)
+            let (objects, after) = part(core, Store::Endpoints, params(call)?);
+            let entries = objects.into_iter().map(|object| entry(core, now, object));
+            page(core, id, method, "endpoints", entries.collect(), after)
         }
         REPORTS => {
             let Below { uri, after } = params(call)?;
             let mut piece = Piece::of_a_call();
-            let exported = core.observer().export_after(after, &uri, cx.now(), wall_clock());
+            let exported = core.observer().export_after(after, &uri, now, wall_clock());
             let exported = exported.take_while(|(_, report)| piece.add(report.object.memory()));
             let (places, reports): (Vec<u64>, Vec<_>) = exported.unzip();
             let last = places.last().filter(|_| piece.is_full());
-            page(cx, id, method, Entries::Reports(reports), last)
+            page(core, id, method, "reports", reports, last)
         }
         STATUS => {
             let (revision, objects) = (core.policy_revision(), core.policy().len());
@@ -190,10 +168,9 @@ fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<E
         }
         AGENTS => {
             let after: Option<Name> = params::<Below<Name>>(call)?.after;
-            let found = core.agents_after(after.as_ref(), Piece::ENTRIES, cx.now());
-            let agents = Entries::Agents(found.iter().map(flat).collect());
-            let after = found.get(Piece::ENTRIES - 1).map(|agent| agent.name.clone());
-            page(cx, id, method, agents, after)
+            let agents = core.agents_after(after.as_ref(), Piece::ENTRIES, now);
+            let after = agents.get(Piece::ENTRIES - 1).map(|agent| agent.name.clone());
+            page(core, id, method, "agents", agents, after)
         }
         other => {
             let what = format!("unknown method {other:.64?}");
@@ -203,70 +180,49 @@ fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<E
 }
 
 /// A part of a tree, and its last URI if there may be further objects.
-fn part<'a>(
-    cx: &'a ServerContext<'_>,
+fn part(
+    core: &ServerCore,
     store: Store,
     Below { uri, after }: Below<Uri>,
-) -> (Vec<ObjectRef<'a>>, Option<Uri>) {
+) -> (Vec<ObjectRef<'_>>, Option<Uri>) {
     let mut piece = Piece::of_a_call();
-    let objects = cx.core().page(store, uri, after, &mut piece);
+    let objects = core.page(store, uri, after, &mut piece);
     let last = objects.last().filter(|_| piece.is_full());
     let after = last.map(|last| last.uri().clone());
     (objects, after)
 }
 
 fn page(
-    cx: &ServerContext<'_>,
+    core: &ServerCore,
     id: &Id,
     method: &str,
-    entries: Entries<'_>,
+    list: &'static str,
+    entries: Vec<impl Serialize>,
     after: Option<impl Serialize>,
 ) -> Bytes {
-    let revision = cx.core().policy_revision();
     let page = Page {
-        entries,
+        entries: BTreeMap::from([(list, entries)]),
         after,
-        revision,
+        revision: core.policy_revision(),
     };
     reply(id, method, page)
 }
 
-fn entry(cx: &ServerContext<'_>, object: ObjectRef<'_>) -> EndpointEntry {
-    let declared = cx.core().declaration(object.uri());
+fn entry(core: &ServerCore, now: Instant, object: ObjectRef<'_>) -> EndpointEntry {
+    let declared = core.declaration(object.uri());
     let expires = declared.as_ref().and_then(|declared| declared.expires);
     EndpointEntry {
         object: object.to_object(),
         element: declared.map(|declared| declared.element),
-        expires_in: expires.map(|at| at.saturating_duration_since(cx.now()).as_secs_f64()),
+        expires_in: expires.map(|at| at.saturating_duration_since(now).as_secs_f64()),
     }
 }
 
 fn reply(id: &Id, method: &str, result: impl Serialize) -> Bytes {
     let method = method.to_owned();
-    frame(Frame::result(id, &CustomResult { method, result }))
+    Frame::result(id, &CustomResult { method, result })
 }
 
 fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {
     T::deserialize(&call.params).map_err(ErrorResponse::error)
-}
-
-/// A [`SessionInfo`] or an [`AgentInfo`] in the form of the control socket: its counters are members
-/// like the others, and two members have other names.
-///
-/// [`SessionInfo`]: crate::server::SessionInfo
-/// [`AgentInfo`]: crate::server::AgentInfo
-fn flat(info: &impl Serialize) -> Value {
-    // Programs read these names, which are older than the types.
-    let Ok(Value::Object(mut members)) = serde_json::to_value(info) else {
-        return Value::Null;
-    };
-    if let Some(Value::Object(counters)) = members.remove("counters") {
-        members.extend(counters);
-    }
-    for (ours, theirs) in [("session", "connection"), ("role", "roles")] {
-        members
-            .remove(ours)
-            .map(|value| members.insert(theirs.to_owned(), value));
-    }
-    members.into()
 }

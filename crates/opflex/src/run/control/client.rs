@@ -195,9 +195,7 @@ impl Control {
             method: method.to_owned(),
             params,
         };
-        let frame = Request::Custom(vec![custom])
-            .to_frame(&id)
-            .map_err(|e| ControlError::Io(io::Error::other(e)))?;
+        let frame = Request::Custom(vec![custom]).to_frame(&id);
         // The server would end the connection without an answer.
         if frame.len() > MESSAGE {
             let what = format!(

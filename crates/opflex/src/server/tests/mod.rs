@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 
-use super::{Action, ServerCore, ServerSettings};
+use super::{Action, Client, ServerCore, ServerSettings};
 use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject, Uri};
 use crate::peer::{CloseReason, ConnectionId};
@@ -52,8 +52,13 @@ impl World {
         let certified = name.map(str::to_owned);
         let connection = ConnectionId(self.clients);
         self.act(|server, now| {
-            let dialled = Some("10.0.0.9:8009".into());
-            server.handle_connected(now, connection, "10.0.0.1:40000".into(), dialled, certified)
+            let client = Client {
+                address: "10.0.0.1:40000".into(),
+                dialled: Some("10.0.0.9:8009".into()),
+                certified,
+                expires: None,
+            };
+            server.handle_connected(now, connection, client)
         });
         self.take_sent(connection);
         connection

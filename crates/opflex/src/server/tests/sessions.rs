@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::message::{Method, Peer, Role};
-use crate::server::OnLeave;
+use crate::server::{Client, OnLeave};
 
 fn world() -> World {
     World::new(ServerSettings::default())
@@ -12,7 +12,7 @@ fn world() -> World {
 fn the_server_sends_an_echo_at_once() {
     let mut world = world();
     let connection = ConnectionId(1);
-    world.act(|server, now| server.handle_connected(now, connection, "a:1".into(), None, None));
+    world.act(|server, now| server.handle_connected(now, connection, Client::default()));
     assert_eq!(
         world.take_sent(connection),
         [json!({"id": ["echo", 0], "method": "echo", "params": [0]})]
@@ -85,7 +85,17 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
     let mut world = World::new(settings);
     let client = ConnectionId(77);
     world.act(|server, now| {
-        server.handle_connected(now, client, "[::1]:1".into(), Some("[::1]:18031".into()), None)
+        let dialled = Some("[::1]:18031".into());
+        let address = "[::1]:1".into();
+        server.handle_connected(
+            now,
+            client,
+            Client {
+                address,
+                dialled,
+                ..Client::default()
+            },
+        )
     });
     world.take_sent(client);
     let answer = world.ask(client, "send_identity", json!([identity("pe1")]));
