@@ -55,19 +55,13 @@ enum Stage {
         connection: ConnectionId,
         until: Instant,
     },
-    Connected(ServerConnection),
-    Ready {
-        connection: ServerConnection,
-        roles: Vec<Role>,
+    Open {
+        connection: ConnectionId,
+        keepalive: Keepalive,
+        /// The roles of the server, which is ready then. `None` until it has sent its identity.
+        roles: Option<Vec<Role>>,
     },
     Parked,
-}
-
-/// An open connection.
-#[derive(Debug)]
-struct ServerConnection {
-    id: ConnectionId,
-    keepalive: Keepalive,
 }
 
 /// An action that is due for a server.
@@ -108,9 +102,8 @@ impl Pool {
 
     /// The health. Parked servers, and learned servers that were given up, do not count.
     pub(super) fn health(&self) -> Health {
-        let is_ready = |peer: &&KnownServer| matches!(peer.stage, Stage::Ready { .. });
         let is_wanted = |peer: &&KnownServer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up();
-        let ready = self.peers.values().filter(is_ready).count();
+        let ready = self.peers.values().filter(|peer| peer.roles().is_some()).count();
         match self.peers.values().filter(is_wanted).count() {
             _ if ready == 0 => Health::Down,
             all if ready == all => Health::Healthy,
@@ -134,19 +127,14 @@ impl Pool {
 
     /// The connections to ready servers of a role.
     pub(super) fn ready(&self, role: &Role) -> Vec<ConnectionId> {
-        let ready = self.peers.values().filter_map(|peer| match &peer.stage {
-            Stage::Ready { connection, roles } if roles.contains(role) => Some(connection.id),
-            _ => None,
-        });
-        ready.collect()
+        let has_role = |peer: &&KnownServer| peer.roles().is_some_and(|roles| roles.contains(role));
+        let ready = self.peers.values().filter(has_role);
+        ready.filter_map(|peer| peer.stage.connection()).collect()
     }
 
     /// The roles of a ready server; `None` for any other.
     pub(super) fn roles(&self, connection: ConnectionId) -> Option<&[Role]> {
-        match &self.peer(connection)?.stage {
-            Stage::Ready { roles, .. } => Some(roles),
-            _ => None,
-        }
+        self.peers.get(self.by_connection.get(&connection)?)?.roles()
     }
 
     /// All connections, and all attempts to connect.
@@ -186,17 +174,18 @@ impl Pool {
         }
         // The time limit of the identity begins with the connection.
         let keepalive = Keepalive::new(&settings.keepalive, settings.identity_timeout, None, now);
-        peer.stage = Stage::Connected(ServerConnection {
-            id: connection,
+        peer.stage = Stage::Open {
+            connection,
             keepalive,
-        });
+            roles: None,
+        };
         true
     }
 
     /// Records that bytes of the server have arrived.
     pub(super) fn received(&mut self, connection: ConnectionId, now: Instant) {
-        if let Some(connection) = self.peer_mut(connection).and_then(|peer| peer.stage.open()) {
-            connection.keepalive.received(now);
+        if let Some(Stage::Open { keepalive, .. }) = self.peer_mut(connection).map(|peer| &mut peer.stage) {
+            keepalive.received(now);
         }
     }
 
@@ -222,16 +211,10 @@ impl Pool {
             self.by_connection.remove(&connection);
             return false;
         }
-        let roles = identity.my_role.clone();
-        // `Parked` is a placeholder while the connection moves from one stage to the next.
-        let stage = std::mem::replace(&mut peer.stage, Stage::Parked);
-        peer.stage = match stage {
-            Stage::Connected(mut connection) => {
-                connection.keepalive.identified();
-                Stage::Ready { connection, roles }
-            }
-            other => other,
-        };
+        if let Stage::Open { keepalive, roles, .. } = &mut peer.stage {
+            keepalive.identified();
+            *roles = Some(identity.my_role.clone());
+        }
         true
     }
 
@@ -267,7 +250,7 @@ impl Pool {
             return;
         };
         let still_listed = self.peers.iter().any(|(other, peer)| {
-            *other != address && matches!(peer.stage, Stage::Ready { .. }) && peer.listed.contains(&address)
+            *other != address && peer.roles().is_some() && peer.listed.contains(&address)
         });
         let Some(peer) = self.peers.get_mut(&address) else {
             return;
@@ -342,9 +325,11 @@ impl Pool {
                     *connection,
                     Due::Close(CloseReason::IdentityTimeout),
                 )),
-                Stage::Connected(connection) | Stage::Ready { connection, .. } => {
-                    Some(Need::Connection(connection.id, connection.keepalive.due(now)?))
-                }
+                Stage::Open {
+                    connection,
+                    keepalive,
+                    ..
+                } => Some(Need::Connection(*connection, keepalive.due(now)?)),
                 Stage::Parked => None,
             }
         })
@@ -368,10 +353,6 @@ impl Pool {
         Some(connection)
     }
 
-    fn peer(&self, connection: ConnectionId) -> Option<&KnownServer> {
-        self.peers.get(self.by_connection.get(&connection)?)
-    }
-
     fn peer_mut(&mut self, connection: ConnectionId) -> Option<&mut KnownServer> {
         self.peers.get_mut(self.by_connection.get(&connection)?)
     }
@@ -382,6 +363,14 @@ impl KnownServer {
     fn is_given_up(&self) -> bool {
         !self.configured && self.failures >= MAX_FAILURES
     }
+
+    /// The roles of a ready server.
+    fn roles(&self) -> Option<&[Role]> {
+        match &self.stage {
+            Stage::Open { roles, .. } => roles.as_deref(),
+            _ => None,
+        }
+    }
 }
 
 impl Stage {
@@ -389,24 +378,16 @@ impl Stage {
         match self {
             Self::Waiting { .. } => PeerState::Waiting,
             Self::Connecting { .. } => PeerState::Connecting,
-            Self::Connected(_) => PeerState::Connected,
-            Self::Ready { .. } => PeerState::Ready,
+            Self::Open { roles: None, .. } => PeerState::Connected,
+            Self::Open { .. } => PeerState::Ready,
             Self::Parked => PeerState::Parked,
-        }
-    }
-
-    fn open(&mut self) -> Option<&mut ServerConnection> {
-        match self {
-            Self::Connected(connection) | Self::Ready { connection, .. } => Some(connection),
-            Self::Waiting { .. } | Self::Connecting { .. } | Self::Parked => None,
         }
     }
 
     /// The number of the connection, or of the attempt at one.
     fn connection(&self) -> Option<ConnectionId> {
         match self {
-            Self::Connecting { connection, .. } => Some(*connection),
-            Self::Connected(connection) | Self::Ready { connection, .. } => Some(connection.id),
+            Self::Connecting { connection, .. } | Self::Open { connection, .. } => Some(*connection),
             Self::Waiting { .. } | Self::Parked => None,
         }
     }
@@ -414,9 +395,7 @@ impl Stage {
     fn next_deadline(&self) -> Option<Instant> {
         match self {
             Self::Waiting { until } | Self::Connecting { until, .. } => Some(*until),
-            Self::Connected(connection) | Self::Ready { connection, .. } => {
-                Some(connection.keepalive.next_deadline())
-            }
+            Self::Open { keepalive, .. } => Some(keepalive.next_deadline()),
             Self::Parked => None,
         }
     }
