@@ -46,16 +46,10 @@ const VERSION: u64 = 1;
 /// A reader that has joined, for its thread.
 pub(super) struct Seat {
     pub(super) id: u64,
-    pub(super) lines: Receiver<Line>,
+    /// Ends after the last line.
+    pub(super) lines: Receiver<Arc<FeedText>>,
     /// The bytes in the queue.
     pub(super) waiting: Arc<AtomicUsize>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Line {
-    Text(Arc<FeedText>),
-    /// The last line, with its reason.
-    End(&'static str),
 }
 
 /// A line, which several readers may share. It is counted in the memory of all lines until it is
@@ -89,9 +83,9 @@ pub(super) struct Feed {
 
 #[derive(Debug)]
 struct Reader {
-    lines: Sender<Line>,
+    lines: Sender<Arc<FeedText>>,
     /// The receiving end, to drop the lines of a reader that is disconnected.
-    queue: Receiver<Line>,
+    queue: Receiver<Arc<FeedText>>,
     waiting: Arc<AtomicUsize>,
     /// The position in the tree that is being sent; `None` if both trees are sent.
     at: Option<(Store, Cursor)>,
@@ -164,7 +158,7 @@ impl Feed {
             })
             .collect();
         if !objects.is_empty() {
-            reader.push(&text(changes(what, objects.iter()), memory));
+            reader.push(&text(changes(what, objects.iter().collect()), memory));
             self.drop_slowest();
             return true;
         }
@@ -199,37 +193,30 @@ impl Feed {
             let Some(id) = self.readers.iter().max_by_key(waiting).map(|(id, _)| *id) else {
                 return;
             };
-            let Some(reader) = self.readers.remove(&id) else {
+            let Some(mut reader) = self.readers.remove(&id) else {
                 return;
             };
             warn!(target: LOG, "a reader of the feed is disconnected: it is too slow, and over {} bytes wait", self.most);
             while reader.queue.try_recv().is_ok() {}
-            let why = "too slow: too many lines wait; connect again";
-            let _ = reader.lines.send(Line::End(why));
+            reader.push(&text(
+                end("too slow: too many lines wait; connect again"),
+                &self.memory,
+            ));
         }
     }
 
     fn send_changes(&mut self, what: Store, objects: &[ObjectChange]) {
         let memory = &self.memory;
-        // Readers that have all objects share the lines.
-        let shared: Vec<_> = if self.readers.values().any(|reader| reader.at.is_none()) {
-            objects
-                .chunks(Piece::ENTRIES)
-                .map(|some| text(changes(what, some.iter()), memory))
-                .collect()
-        } else {
-            Vec::new()
-        };
-        for reader in self.readers.values_mut() {
-            if reader.at.is_none() {
-                shared.iter().for_each(|text| reader.push(text));
-                continue;
-            }
-            for some in objects.chunks(Piece::ENTRIES) {
+        for some in objects.chunks(Piece::ENTRIES) {
+            // Readers that have all these objects share the line.
+            let mut whole = None;
+            for reader in self.readers.values_mut() {
                 let known = |change: &&ObjectChange| reader.has_passed(what, &change.uri);
                 let known: Vec<_> = some.iter().filter(known).collect();
-                if !known.is_empty() {
-                    reader.push(&text(changes(what, known.into_iter()), memory));
+                if known.len() == some.len() {
+                    reader.push(whole.get_or_insert_with(|| text(changes(what, known), memory)));
+                } else if !known.is_empty() {
+                    reader.push(&text(changes(what, known), memory));
                 }
             }
         }
@@ -244,8 +231,9 @@ impl Feed {
     pub(super) fn end(&mut self) {
         // Later readers are refused.
         self.is_over = true;
-        for (_, reader) in self.readers.drain() {
-            let _ = reader.lines.send(Line::End(STOPPING));
+        let text = text(end(STOPPING), &self.memory);
+        for (_, mut reader) in self.readers.drain() {
+            reader.push(&text);
         }
     }
 }
@@ -267,7 +255,7 @@ impl Reader {
     fn push(&mut self, text: &Arc<FeedText>) {
         self.waiting.fetch_add(text.bytes.len(), Ordering::Relaxed);
         // Sending fails only if the thread has ended and will remove the reader.
-        let _ = self.lines.send(Line::Text(Arc::clone(text)));
+        let _ = self.lines.send(Arc::clone(text));
     }
 }
 
@@ -279,7 +267,7 @@ fn text(bytes: Bytes, memory: &Arc<AtomicUsize>) -> Arc<FeedText> {
 }
 
 /// A line of changes: the JSON of [`ElementEvent::Changed`], without copies of the objects.
-fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> Bytes {
+fn changes(what: Store, objects: Vec<&ObjectChange>) -> Bytes {
     #[derive(Serialize)]
     struct Changed<'a> {
         event: &'a str,
@@ -289,11 +277,16 @@ fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> 
     line(&Changed {
         event: "changed",
         what: what.name(),
-        objects: objects.collect(),
+        objects,
     })
 }
 
-pub(super) fn line(value: &impl Serialize) -> Bytes {
+/// The last line of a reader.
+pub(super) fn end(reason: &str) -> Bytes {
+    line(&json!({ "event": "end", "reason": reason }))
+}
+
+fn line(value: &impl Serialize) -> Bytes {
     let mut text = serde_json::to_vec(value).unwrap_or_default();
     text.push(b'\n');
     Bytes::from(text)
@@ -313,12 +306,7 @@ mod tests {
         let mut feed = Feed::new(&config);
         let joined = feed.join(&core).unwrap();
         feed.end();
-        assert!(
-            joined
-                .lines
-                .iter()
-                .any(|line| matches!(line, Line::End(STOPPING)))
-        );
+        assert!(joined.lines.iter().any(|line| line.bytes == end(STOPPING)));
         assert_eq!(feed.join(&core).err(), Some(STOPPING));
     }
 
@@ -330,8 +318,7 @@ mod tests {
         let core = ElementCore::new(config.settings.clone(), 1, now());
         let mut feed = Feed::new(&config);
         let mut readers: Vec<_> = (0..READERS).map(|_| feed.join(&core).unwrap()).collect();
-        // The last reader has all objects. The others are at the beginning, so that each has lines of
-        // its own.
+        // The last reader has all objects and receives its lines. The others receive none.
         let fast = readers.pop().unwrap();
         while feed.send_next(fast.id, &core) {}
         let waits = |joined: &Seat| joined.waiting.load(Ordering::Relaxed);
@@ -354,7 +341,7 @@ mod tests {
             feed.send_event(&ElementEvent::Changed { what: store, objects });
             assert!(feed.memory.load(Ordering::Relaxed) <= MOST);
             // The fast reader receives its lines.
-            while let Ok(Line::Text(text)) = fast.lines.try_recv() {
+            while let Ok(text) = fast.lines.try_recv() {
                 fast.waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
             }
         }
@@ -365,7 +352,9 @@ mod tests {
             .iter()
             .filter(|joined| !feed.readers.contains_key(&joined.id));
         for joined in disconnected {
-            assert!(matches!(joined.lines.try_recv(), Ok(Line::End(_))));
+            let last: Vec<_> = joined.lines.iter().collect();
+            assert_eq!(last.len(), 1);
+            assert!(last[0].bytes.starts_with(br#"{"event":"end","reason":"too slow"#));
         }
     }
 }

@@ -5,11 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
-use serde_json::json;
 
 use super::config::{CallError, ELEMENT_LOG as LOG, LocalSocket, StartError};
 use super::element_side::ElementEvents;
-use super::feed::{Feed, Line, READERS, STOPPING, Seat, line};
+use super::feed::{Feed, READERS, STOPPING, Seat, end};
 use super::{local, machine};
 use crate::policy_element::ElementCore;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
@@ -38,13 +37,11 @@ fn on_feed<T: Send + 'static>(
 
 /// Serves one reader until it disconnects, is too slow, or the element stops.
 fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
-    let write = |text: &[u8]| local::write_all(newcomer, text);
-    let send_end = |reason: &str| write(&line(&json!({ "event": "end", "reason": reason })));
     let joined = on_feed(events, |feed, core| feed.join(core));
     let Seat { id, lines, waiting } = match joined.unwrap_or(Err(STOPPING)) {
         Ok(joined) => joined,
         // The `end` line shows that this is a refusal and not a crash.
-        Err(reason) => return send_end(reason),
+        Err(reason) => return local::write_all(newcomer, &end(reason)),
     };
     let _leave = LeaveOnDrop { events, id };
     let mut is_complete = false;
@@ -60,11 +57,10 @@ fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
             other => other.map_err(|_| RecvTimeoutError::Disconnected),
         };
         match next {
-            Ok(Line::Text(text)) => {
-                write(&text.bytes)?;
+            Ok(text) => {
+                local::write_all(newcomer, &text.bytes)?;
                 waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
             }
-            Ok(Line::End(reason)) => return send_end(reason),
             Err(RecvTimeoutError::Timeout) if is_closed(newcomer) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
