@@ -1,9 +1,6 @@
 //! `ssntp opflex serve`: policy repository, endpoint registry, observer.
 
-use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::value_parser;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
@@ -182,8 +179,8 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut arms = vec![on(server.running().clone(), |_| {
         Err(Failure::new("the server has panicked; the log says why"))
     })];
-    let is_due = Arc::new(AtomicBool::new(false));
-    let (stop, stopped) = bounded(0);
+    // One slot, because one reading serves all reloads. Dropped to stop the thread.
+    let (read_now, due) = bounded(1);
     let mut thread = None;
     if let Some(source) = source {
         // The kept policy, or the cluster's, is not that of the files, so replacing it loses
@@ -194,11 +191,10 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             revision: is_from_files.then(|| revision(&server).ok()).flatten(),
             server,
             source,
-            is_due: Arc::clone(&is_due),
             checks_to_retry: 0,
         };
         let (read, reads) = bounded(1);
-        let started = threads::spawn("opflex-policy", move || policy.run(&stopped, &read));
+        let started = threads::spawn("opflex-policy", move || policy.run(&due, &read));
         thread = Some(started.map_err(Failure::thread)?);
         arms.push(on(reads, |read| match read {
             Some(read) => Ok(Next::Reloaded(read)),
@@ -216,13 +212,13 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         if let Some(renewal) = &renewal {
             renewal.renew(credentials);
         }
-        // The policy is read at the next check and not here, because a fault in a policy file must
+        // The policy is read by its thread and not here, because a fault in a policy file must
         // not prevent the renewal of certificates.
-        is_due.store(true, Ordering::Relaxed);
+        let _ = read_now.try_send(());
         Ok(read.with(of_engine))
     };
     let done = daemon.run(presence, read.with(of_engine), reload, arms);
-    drop(stop);
+    drop(read_now);
     match server.running().try_recv() {
         // After a panic of the dispatcher its state is lost, so the server cannot be stopped in order.
         Err(TryRecvError::Disconnected) => std::mem::forget(server),
@@ -265,19 +261,22 @@ struct PolicyFiles {
     source: Source,
     /// `None` if the policy in force is not that of the files.
     revision: Option<u64>,
-    /// True if the files are to be read at the next check, changed or not.
-    is_due: Arc<AtomicBool>,
     /// The number of checks until the engine of the cluster is asked again, if it was away; else 0.
     checks_to_retry: u32,
 }
 
 impl PolicyFiles {
-    /// Checks the files, and sends the result of each read, until `stopped` is disconnected. This needs a
-    /// thread of its own, because an edit may wait for the engine for more than half a minute, and the
-    /// main loop must handle signals meanwhile.
-    fn run(mut self, stopped: &Receiver<Infallible>, to: &Sender<Result<(), String>>) {
-        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(POLL) {
-            if self.check().is_some_and(|read| to.send(read).is_err()) {
+    /// Checks the files, and sends the result of each read, until `due` is disconnected. A message of
+    /// `due` means that the files are read, changed or not. This needs a thread of its own, because an
+    /// edit may wait for the engine for more than half a minute, and the main loop must handle signals
+    /// meanwhile.
+    fn run(mut self, due: &Receiver<()>, to: &Sender<Result<(), String>>) {
+        loop {
+            let is_due = match due.recv_timeout(POLL) {
+                Err(RecvTimeoutError::Disconnected) => return,
+                received => received.is_ok(),
+            };
+            if self.check(is_due).is_some_and(|read| to.send(read).is_err()) {
                 return;
             }
         }
@@ -285,10 +284,9 @@ impl PolicyFiles {
 
     /// Reads the policy again if its files have changed, or if that is due. Returns the result, or
     /// `None` if there was nothing to read.
-    fn check(&mut self) -> Option<Result<(), String>> {
+    fn check(&mut self, is_due: bool) -> Option<Result<(), String>> {
         let is_again = self.checks_to_retry == 1;
         self.checks_to_retry = self.checks_to_retry.saturating_sub(1);
-        let is_due = self.is_due.swap(false, Ordering::Relaxed);
         if !self.source.has_changed() && !is_due && !is_again {
             return None;
         }
