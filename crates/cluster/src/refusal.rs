@@ -6,6 +6,7 @@ use std::{fmt, io};
 use serde::{Deserialize, Serialize};
 use ssntp::payload::{Error, Id, InvalidFrameType};
 use ssntp::proto::{Command, Frame, FrameKind, FrameType};
+pub use ssntp_payload::Reason;
 use ssntp_payload::{
     AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
     DetachVolumeFailure, RestartFailure, StartFailure, StopFailure, UnassignPublicIpFailure,
@@ -14,72 +15,6 @@ use ssntp_transport::excerpt;
 
 /// The length limit of a command's id in its failure, in bytes.
 const MAX_COMMAND_ID: usize = 64;
-
-ssntp::names! {
-    /// The reason why a command is not carried out. Each failure has some of these words.
-    Reason {
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload does not match its schema, or no node could carry out the command.
-        InvalidData = "invalid_data";
-        /// The node has no room for the instance.
-        FullCn = "full_cn";
-        /// The node is in maintenance.
-        NodeMaintenance = "node_maintenance";
-        /// The instance runs.
-        AlreadyRunning = "already_running";
-        /// The node has the instance, which has ended.
-        InstanceExists = "instance_exists";
-        /// An image or a volume does not exist.
-        ImageFailure = "image_failure";
-        /// The instance did not start, for another reason.
-        LaunchFailure = "launch_failure";
-        /// The network of the instance could not be set up.
-        NetworkFailure = "network_failure";
-        /// There is no such instance.
-        NoInstance = "no_instance";
-        /// The instance has ended already.
-        AlreadyStopped = "already_stopped";
-        /// The START of the instance is lost.
-        InstanceCorrupt = "instance_corrupt";
-        /// The volume was not attached, for another reason.
-        AttachFailure = "attach_failure";
-        /// The volume was not detached, for another reason.
-        DetachFailure = "detach_failure";
-        /// The volume is attached already.
-        AlreadyAttached = "already_attached";
-        /// The volume is not attached.
-        NotAttached = "not_attached";
-        /// The change could not be written to disk.
-        StateFailure = "state_failure";
-        /// The instance refused the volume.
-        InstanceFailure = "instance_failure";
-        /// The driver or the node supports no volumes.
-        NotSupported = "not_supported";
-        /// The public address was not assigned.
-        AssignFailure = "assign_failure";
-        /// The public address was not released.
-        ReleaseFailure = "release_failure";
-        /// The receiver of the command is not connected.
-        NotConnected = "not_connected";
-        /// The node has not answered in time.
-        NoAnswer = "no_answer";
-        /// No leader has accepted the command.
-        NoLeader = "no_leader";
-        /// The sender may not command.
-        RoleNotAllowed = "role_not_allowed";
-        /// The command may have been carried out or not.
-        Unknown = "unknown";
-    }
-}
-
-impl Reason {
-    /// The text of a known reason, otherwise `other`.
-    pub fn word(&self) -> &'static str {
-        let known = Self::ALL.iter().find(|known| *known == self);
-        known.map_or("other", Self::as_str)
-    }
-}
 
 /// The reason why a command is not carried out, and an explanation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -135,12 +70,7 @@ impl From<Reason> for Refused {
 
 impl From<&Error> for Refused {
     fn from(error: &Error) -> Self {
-        let reason = if error.is_malformed() {
-            Reason::InvalidPayload
-        } else {
-            Reason::InvalidData
-        };
-        Self::new(reason, error.to_string())
+        Self::new(error.into(), error.to_string())
     }
 }
 
@@ -154,8 +84,8 @@ impl From<Error> for Refused {
 struct Kind {
     command: Command,
     error: FrameKind,
-    write: fn(CommandSubject, &str) -> Frame,
-    read: fn(&Frame) -> Result<(CommandSubject, String), Error>,
+    write: fn(CommandSubject, Reason) -> Frame,
+    read: fn(&Frame) -> Result<(CommandSubject, Reason), Error>,
 }
 
 const KINDS: [Kind; 8] = [
@@ -174,11 +104,8 @@ impl Kind {
         Self {
             command: F::COMMAND,
             error: F::KIND,
-            write: |subject, reason| Frame::of(&F::of(subject, reason.into())),
-            read: |frame| {
-                let (subject, reason) = frame.payload::<F>()?.into_parts();
-                Ok((subject, reason.to_string()))
-            },
+            write: |subject, reason| Frame::of(&F::of(subject, reason)),
+            read: |frame| Ok(frame.payload::<F>()?.into_parts()),
         }
     }
 }
@@ -193,27 +120,25 @@ pub fn failure(command: Command, mut subject: CommandSubject, refused: &Refused)
     // Each failure has its own list of words in the protocol. If it has no such word, it gets its
     // own word for the same reason, or the nearest one.
     let reason = match (command, &refused.reason) {
-        (Command::RESTART, Reason::ImageFailure | Reason::FullCn | Reason::NoAnswer) => {
-            &Reason::LaunchFailure
-        }
-        (Command::ATTACH_VOLUME, Reason::NoAnswer) => &Reason::AttachFailure,
-        (Command::DETACH_VOLUME, Reason::NoAnswer | Reason::AttachFailure) => &Reason::DetachFailure,
-        (Command::DETACH_VOLUME, Reason::AlreadyAttached) => &Reason::NotAttached,
-        (_, Reason::NotConnected) => &Reason::NoInstance,
-        (_, reason) => reason,
+        (Command::RESTART, Reason::ImageFailure | Reason::FullCn | Reason::NoAnswer) => Reason::LaunchFailure,
+        (Command::ATTACH_VOLUME, Reason::NoAnswer) => Reason::AttachFailure,
+        (Command::DETACH_VOLUME, Reason::NoAnswer | Reason::AttachFailure) => Reason::DetachFailure,
+        (Command::DETACH_VOLUME, Reason::AlreadyAttached) => Reason::NotAttached,
+        (_, Reason::NotConnected) => Reason::NoInstance,
+        (_, reason) => reason.clone(),
     };
-    written(command, subject, reason.as_str())
+    written(command, subject, reason)
 }
 
 /// The failure of a command, with any reason; `None` if the command has no failure.
-pub fn written(command: Command, subject: CommandSubject, reason: &str) -> Option<Frame> {
+pub fn written(command: Command, subject: CommandSubject, reason: Reason) -> Option<Frame> {
     let kind = KINDS.iter().find(|kind| kind.command == command)?;
     Some((kind.write)(subject, reason))
 }
 
 /// Reads a failure: its command, its subject, and the reason. `None` if the frame is not the
 /// failure of a command.
-pub fn read(frame: &Frame) -> Option<Result<(Command, CommandSubject, String), Error>> {
+pub fn read(frame: &Frame) -> Option<Result<(Command, CommandSubject, Reason), Error>> {
     let kind = KINDS.iter().find(|kind| kind.error == frame.kind())?;
     Some((kind.read)(frame).map(|(subject, reason)| (kind.command, subject, reason)))
 }

@@ -1,12 +1,10 @@
 //! The failures of commands.
 //!
-//! All of them have the form of [`CommandFailure`]: a subject, a reason from a list, and for four of
-//! them a text. Every reason can be made `From` the error of a refused payload: `invalid_payload`
-//! if the payload is malformed, `invalid_data` if it does not match its schema.
+//! All of them have the form of [`CommandFailure`]: a subject, a [`Reason`], and for four of them a text. `docs/payloads.md`
+//! lists the reasons of each. A reason can be made `From` the error of a refused payload: `invalid_payload` if the
+//! payload is malformed, `invalid_data` if it does not match its schema.
 //!
 //! No field is required, so that a failure with missing keys can still be read.
-
-use std::fmt;
 
 use ssntp::names;
 use ssntp::payload::yaml::{self, Node};
@@ -18,14 +16,12 @@ use ssntp::schema;
 pub trait CommandFailure: Payload {
     /// The command that was not carried out.
     const COMMAND: Command;
-    /// The type of the reason.
-    type Reason: fmt::Display + for<'a> From<&'a Error> + for<'a> From<&'a str>;
 
     /// The failure of a command with this subject.
-    fn of(subject: CommandSubject, reason: Self::Reason) -> Self;
+    fn of(subject: CommandSubject, reason: Reason) -> Self;
 
     /// The command's subject and the reason.
-    fn into_parts(self) -> (CommandSubject, Self::Reason);
+    fn into_parts(self) -> (CommandSubject, Reason);
 }
 
 /// The subject of a command and of its failure: the keys that both have. A key that a kind of frame
@@ -110,21 +106,20 @@ impl CommandSubject {
 }
 
 /// Defines a failure: the type with its fields, a [`Payload`] and a [`CommandFailure`]. The
-/// fields before `because` are written before the reason, the others after it.
+/// fields before `with` are written before the reason, the others after it.
 macro_rules! failure {
     (
         $(#[$doc:meta])*
         $failure:ident = $code:ident of $command:ident;
         { $( $(#[$fdoc:meta])* $field:ident: $type:ty, )+ }
-        because $reason:ident
-        { $( $(#[$ldoc:meta])* $later:ident: $ltype:ty, )* }
+        with { $( $(#[$ldoc:meta])* $later:ident: $ltype:ty, )* }
     ) => {
         schema! {
             $(#[$doc])*
             $failure = ErrorCode::$code {
                 $( $(#[$fdoc])* $field: $type, )+
                 /// The reason; default: empty.
-                reason: $reason,
+                reason: Reason,
                 $( $(#[$ldoc])* $later: $ltype, )*
                 /// The `command_id` of the command, if it had one. A key of this project, which
                 /// others ignore; default: empty. Left out when empty.
@@ -135,9 +130,8 @@ macro_rules! failure {
 
         impl CommandFailure for $failure {
             const COMMAND: Command = Command::$command;
-            type Reason = $reason;
 
-            fn of(subject: CommandSubject, reason: $reason) -> Self {
+            fn of(subject: CommandSubject, reason: Reason) -> Self {
                 Self {
                     $($field: subject.$field,)+
                     reason,
@@ -146,7 +140,7 @@ macro_rules! failure {
                 }
             }
 
-            fn into_parts(self) -> (CommandSubject, $reason) {
+            fn into_parts(self) -> (CommandSubject, Reason) {
                 let subject = CommandSubject {
                     $($field: self.$field,)+
                     $($later: self.$later,)*
@@ -163,9 +157,9 @@ macro_rules! failure {
 macro_rules! failures {
     (
         $fields:tt
-        $( $(#[$doc:meta])* $failure:ident = $code:ident of $command:ident because $reason:ident $later:tt )+
+        $( $(#[$doc:meta])* $failure:ident = $code:ident of $command:ident with $later:tt )+
     ) => {$(
-        failure! { $(#[$doc])* $failure = $code of $command; $fields because $reason $later }
+        failure! { $(#[$doc])* $failure = $code of $command; $fields with $later }
     )+};
 }
 
@@ -187,7 +181,7 @@ failures! {
     /// reason: full_cn
     /// restart: true
     /// ```
-    StartFailure = START_FAILURE of START because StartFailureReason {
+    StartFailure = START_FAILURE of START with {
         /// True if the START restarts an instance that existed before; default: false.
         restart: bool,
         /// Details of the reason for people, in one line of at most 200 characters. A key of this
@@ -205,7 +199,7 @@ failures! {
     /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// reason: already_stopped
     /// ```
-    StopFailure = STOP_FAILURE of STOP because StopFailureReason {}
+    StopFailure = STOP_FAILURE of STOP with {}
 
     /// An instance was not restarted.
     ///
@@ -216,7 +210,7 @@ failures! {
     /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// reason: instance_corrupt
     /// ```
-    RestartFailure = RESTART_FAILURE of RESTART because RestartFailureReason {
+    RestartFailure = RESTART_FAILURE of RESTART with {
         /// Details of the reason for people, in one line of at most 200 characters. A key of this
         /// project, which others ignore; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
@@ -232,7 +226,7 @@ failures! {
     /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// reason: no_instance
     /// ```
-    DeleteFailure = DELETE_FAILURE of DELETE because DeleteFailureReason {}
+    DeleteFailure = DELETE_FAILURE of DELETE with {}
 }
 
 failures! {
@@ -255,7 +249,7 @@ failures! {
     /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
     /// reason: already_attached
     /// ```
-    AttachVolumeFailure = ATTACH_VOLUME_FAILURE of ATTACH_VOLUME because AttachVolumeFailureReason {}
+    AttachVolumeFailure = ATTACH_VOLUME_FAILURE of ATTACH_VOLUME with {}
 
     /// A volume was not detached.
     ///
@@ -267,7 +261,7 @@ failures! {
     /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
     /// reason: not_attached
     /// ```
-    DetachVolumeFailure = DETACH_VOLUME_FAILURE of DETACH_VOLUME because DetachVolumeFailureReason {}
+    DetachVolumeFailure = DETACH_VOLUME_FAILURE of DETACH_VOLUME with {}
 }
 
 failures! {
@@ -299,7 +293,7 @@ failures! {
     /// vnic_mac: 02:42:0a:00:00:21
     /// reason: assign_failure
     /// ```
-    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP because PublicIpFailureReason {
+    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP with {
         /// Details of the reason for people, in one line of at most 200 characters. A key of this
         /// project, which others ignore; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
@@ -319,7 +313,7 @@ failures! {
     /// vnic_mac: 02:42:0a:00:00:21
     /// reason: release_failure
     /// ```
-    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP because PublicIpFailureReason {
+    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP with {
         /// Details of the reason for people, in one line of at most 200 characters. A key of this
         /// project, which others ignore; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
@@ -327,35 +321,12 @@ failures! {
     }
 }
 
-/// Defines the reasons of a failure. Every failure has the two reasons for a refused payload.
-macro_rules! reasons {
-    ($(#[$doc:meta])* $reason:ident { $($variants:tt)* }) => {
-        names! {
-            $(#[$doc])*
-            $reason {
-                $($variants)*
-                /// The payload is not a YAML document.
-                InvalidPayload = "invalid_payload";
-                /// The payload does not match its schema.
-                InvalidData = "invalid_data";
-            }
-        }
-
-        impl From<&Error> for $reason {
-            fn from(error: &Error) -> Self {
-                // The first means that the sender cannot write YAML, the second that a value is wrong.
-                if error.is_malformed() { Self::InvalidPayload } else { Self::InvalidData }
-            }
-        }
-    };
-}
-
-reasons! {
-    /// The reason why a workload did not start.
-    StartFailureReason {
+names! {
+    /// The reason why a command is not carried out. Each failure has some of these words.
+    Reason {
         /// No node has enough free memory and disk.
         FullCloud = "full_cloud";
-        /// The node no longer has enough free memory or disk.
+        /// The node has no room for the instance, or no longer enough.
         FullCn = "full_cn";
         /// The node is in maintenance.
         NodeMaintenance = "node_maintenance";
@@ -365,9 +336,9 @@ reasons! {
         NoNetCn = "no_net_cn";
         /// The instance is running.
         AlreadyRunning = "already_running";
-        /// The node has the instance, which is stopped.
+        /// The node has the instance, which has ended.
         InstanceExists = "instance_exists";
-        /// The node has no image for the instance.
+        /// An image or a volume of the instance does not exist.
         ImageFailure = "image_failure";
         /// The instance could not be launched.
         LaunchFailure = "launch_failure";
@@ -381,93 +352,53 @@ reasons! {
         NotMovedBound = "not_moved_bound";
         /// The START of the instance is not known, so it is not placed on another node.
         NotMovedUnknown = "not_moved_unknown";
-    }
-}
-
-reasons! {
-    /// The reason why an instance was not stopped.
-    StopFailureReason {
-        /// The node has no such instance, or is not connected.
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload does not match its schema, or no node could carry out the command.
+        InvalidData = "invalid_data";
+        // The reasons above are those of START: see `OF_START`.
+        /// There is no such instance, or its node or concentrator is not connected.
         NoInstance = "no_instance";
-        /// The instance is stopped already.
+        /// The instance has ended already.
         AlreadyStopped = "already_stopped";
-    }
-}
-
-reasons! {
-    /// The reason why an instance was not restarted.
-    RestartFailureReason {
-        /// The node has no such instance, or is not connected.
-        NoInstance = "no_instance";
-        /// The instance is running.
-        AlreadyRunning = "already_running";
-        /// The files of the instance cannot be used.
+        /// The START of the instance is lost, or its files cannot be used.
         InstanceCorrupt = "instance_corrupt";
-        /// The instance could not be launched.
-        LaunchFailure = "launch_failure";
-        /// The network of the instance could not be set up.
-        NetworkFailure = "network_failure";
-    }
-}
-
-reasons! {
-    /// The reason why an instance was not deleted.
-    DeleteFailureReason {
-        /// The node has no such instance, or is not connected.
-        NoInstance = "no_instance";
-    }
-}
-
-reasons! {
-    /// The reason why a volume was not attached.
-    AttachVolumeFailureReason {
-        /// The node has no such instance, or is not connected.
-        NoInstance = "no_instance";
-        /// Attaching failed.
+        /// The volume was not attached, for another reason.
         AttachFailure = "attach_failure";
+        /// The volume was not detached, for another reason.
+        DetachFailure = "detach_failure";
         /// The volume is attached already.
         AlreadyAttached = "already_attached";
-        /// The node could not save the new state of the instance.
-        StateFailure = "state_failure";
-        /// The instance failed.
-        InstanceFailure = "instance_failure";
-        /// Instances of this type do not support volumes.
-        NotSupported = "not_supported";
-    }
-}
-
-reasons! {
-    /// The reason why a volume was not detached.
-    DetachVolumeFailureReason {
-        /// The node has no such instance, or is not connected.
-        NoInstance = "no_instance";
-        /// Detaching failed.
-        DetachFailure = "detach_failure";
         /// The volume is not attached.
         NotAttached = "not_attached";
-        /// The node could not save the new state of the instance.
+        /// The node could not write the change to its disk.
         StateFailure = "state_failure";
         /// The instance failed.
         InstanceFailure = "instance_failure";
-        /// Instances of this type do not support volumes.
+        /// Instances of this type, or this node, support no volumes.
         NotSupported = "not_supported";
-    }
-}
-
-reasons! {
-    /// The reason why a public IP address was not assigned or released.
-    PublicIpFailureReason {
-        /// There is no such instance, or its concentrator is not connected.
-        NoInstance = "no_instance";
-        /// Assigning failed.
+        /// The public address was not assigned.
         AssignFailure = "assign_failure";
-        /// Releasing failed.
+        /// The public address was not released.
         ReleaseFailure = "release_failure";
+        /// The receiver of the command is not connected.
+        NotConnected = "not_connected";
+        /// The node has not answered in time.
+        NoAnswer = "no_answer";
+        /// No leader has accepted the command.
+        NoLeader = "no_leader";
+        /// The sender may not command.
+        RoleNotAllowed = "role_not_allowed";
+        /// The command may have been carried out or not.
+        Unknown = "unknown";
     }
 }
 
-impl StartFailureReason {
-    /// True if the node has the instance. With every other reason it did not start.
+impl Reason {
+    /// The reasons why a workload did not start.
+    pub const OF_START: &[Self] = Self::ALL.split_at(16).0;
+
+    /// True if the node has the instance of a START. With every other reason it did not start.
     pub fn node_has_instance(&self) -> bool {
         matches!(self, Self::AlreadyRunning | Self::InstanceExists)
     }
@@ -476,5 +407,16 @@ impl StartFailureReason {
     pub fn word(&self) -> &'static str {
         let known = Self::ALL.iter().find(|known| *known == self);
         known.map_or("other", Self::as_str)
+    }
+}
+
+impl From<&Error> for Reason {
+    fn from(error: &Error) -> Self {
+        // The first means that the sender cannot write YAML, the second that a value is wrong.
+        if error.is_malformed() {
+            Self::InvalidPayload
+        } else {
+            Self::InvalidData
+        }
     }
 }

@@ -26,8 +26,8 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, Status};
 use ssntp::server::{DisconnectReason, SessionInfo};
 use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
-    AssignPublicIp, DeleteFailure, DeleteFailureReason, Evacuate, Maintenance, PublicIpAssigned,
-    StartFailure, StartFailureReason, StatsSummary, Tenant, TenantAction, TenantAddress,
+    AssignPublicIp, DeleteFailure, Evacuate, Maintenance, PublicIpAssigned, StartFailure, StatsSummary,
+    Tenant, TenantAction, TenantAddress,
 };
 use ssntp_transport::excerpt;
 
@@ -293,7 +293,7 @@ impl Cluster {
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
         frame: &Frame,
-        leased: Result<Leased, (StartFailureReason, String)>,
+        leased: Result<Leased, (Reason, String)>,
     ) {
         match leased {
             Ok(Leased::Start(leased)) => self.starts.handle_leased(out, from, &leased),
@@ -442,7 +442,7 @@ impl Cluster {
             return;
         }
         // A failure of the scheduler's own DELETE is not forwarded: controllers did not send it.
-        let has_no_instance = |failure: DeleteFailure| failure.reason == DeleteFailureReason::NoInstance;
+        let has_no_instance = |failure: DeleteFailure| failure.reason == Reason::NoInstance;
         if frame.kind() == ErrorCode::DELETE_FAILURE
             && frame.payload().is_ok_and(has_no_instance)
             && let Some(instance) = subject.instance_uuid.uuid()

@@ -239,7 +239,7 @@ impl Commands {
             return Some(frame.clone());
         }
         let command_id = sent.subject.command_id;
-        refusal::written(command, CommandSubject { command_id, ..failed }, &reason)
+        refusal::written(command, CommandSubject { command_id, ..failed }, reason)
     }
 
     /// Answers commands whose node has not answered them in time.

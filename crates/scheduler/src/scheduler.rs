@@ -34,7 +34,7 @@ use ssntp::server::{
 };
 use ssntp_cluster::refusal::Reason;
 use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
-use ssntp_payload::{NewLeader, StartFailureReason};
+use ssntp_payload::NewLeader;
 use ssntp_transport::{LogLimit, now};
 
 /// The scheduler of a cluster, as the application of a [`Server`].
@@ -708,7 +708,7 @@ impl Handler for Scheduler {
             self.cluster.starts.refuse_parked(out);
             for (from, frame) in self.tenants.take_starts() {
                 let why = "the scheduler stops".to_owned();
-                let refused = Err((StartFailureReason::FullCloud, why));
+                let refused = Err((Reason::FullCloud, why));
                 self.cluster.handle_leased(out, &from, &frame, refused);
             }
             // The addresses of these STARTs are free in the file as well.
@@ -752,7 +752,7 @@ impl Handler for Scheduler {
         }
         for (from, frame, written) in proceeded.starts {
             let leased = written.map(|()| Leased::Start(frame.clone()));
-            let leased = leased.map_err(|why| (StartFailureReason::FullCloud, why));
+            let leased = leased.map_err(|why| (Reason::FullCloud, why));
             self.cluster.handle_leased(out, &from, &frame, leased);
         }
         if !self.leads() {

@@ -56,7 +56,7 @@ impl Failure {
         let (unnamed, mut configuration) = (CommandSubject::default(), digest(&[]));
         let (command, subject, reason): (FrameKind, _, _) = if let Some(read) = refusal::read(frame) {
             let (command, subject, reason) = read?;
-            (command.into(), subject, reason)
+            (command.into(), subject, reason.to_string())
         } else if error == ErrorCode::INVALID_CONFIGURATION {
             // The payload is the refused configuration. It may be long, so only its digest is kept.
             configuration = digest(frame.payload_bytes());

@@ -56,7 +56,7 @@ impl Handler for Stopped {
         let stop: Stop = frame.payload().unwrap();
         let failure = StopFailure {
             instance_uuid: stop.instance_uuid,
-            reason: StopFailureReason::AlreadyStopped,
+            reason: Reason::AlreadyStopped,
             ..StopFailure::default()
         };
         cx.send_payload(from.uuid(), &failure).unwrap();
@@ -75,7 +75,7 @@ fn an_application_reads_and_sends_payloads_as_types() {
     controller.send(&Frame::of(&stop));
     let failure: StopFailure = controller.frame().payload().unwrap();
     assert_eq!(failure.instance_uuid, stop.instance_uuid);
-    assert_eq!(failure.reason, StopFailureReason::AlreadyStopped);
+    assert_eq!(failure.reason, Reason::AlreadyStopped);
     server.handle().send_payload(controller.uuid, &stop).unwrap();
     assert_eq!(controller.frame().payload::<Stop>().unwrap(), stop);
     let nobody = Uuid::new_v4();

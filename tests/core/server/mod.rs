@@ -19,7 +19,7 @@ use ssntp::server::{
 };
 use ssntp::transport::Limits;
 use ssntp::transport::memory::MemoryListener;
-use ssntp_payload::{Stop, StopFailure, StopFailureReason};
+use ssntp_payload::{Reason, Stop, StopFailure};
 use ssntp_test_support::*;
 use uuid::Uuid;
 

@@ -13,7 +13,7 @@ use ssntp_controller::model::RolloutState;
 use ssntp_controller::reconcile::Status;
 use ssntp_engine::Membership;
 use ssntp_network::cnci::{Cnci, CnciFigures};
-use ssntp_payload::StartFailureReason;
+use ssntp_payload::Reason;
 use ssntp_scheduler::{EnrolmentFigures, Enrolments, Scheduler, SchedulerFigures};
 
 use super::{Figures, members};
@@ -248,7 +248,7 @@ const CNCI: &[Metric<CnciFigures>] = &[
 /// protocol has a series from the start, because `increase()` does not count the event with which
 /// a series begins.
 fn outcomes(started: u64, failed: &BTreeMap<&'static str, u64>) -> Samples {
-    let zeros = StartFailureReason::ALL.iter().map(|reason| (reason.as_str(), 0));
+    let zeros = Reason::OF_START.iter().map(|reason| (reason.as_str(), 0));
     let mut all: BTreeMap<_, _> = zeros.collect();
     all.extend(failed);
     let labels = |outcome: &str, reason: &str| vec![("outcome", outcome.into()), ("reason", reason.into())];

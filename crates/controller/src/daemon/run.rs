@@ -16,7 +16,7 @@ use crate::model::{Event, State, Write, short};
 use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::Store;
 use ssntp::proto::ErrorCode;
-use ssntp_payload::{Delete, Requirements, Start, StartFailureReason, VmType};
+use ssntp_payload::{Delete, Reason, Requirements, Start, VmType};
 use ssntp_transport::{elapsed, excerpt, now};
 use ssntp_view as cluster;
 use ssntp_view::{Change, CommandError, Controller, Failure, OrderError, Shown};
@@ -373,8 +373,6 @@ fn answer(settled: Result<Shown, OrderError>) -> Answer {
 }
 
 fn refused(failure: &Failure) -> Answer {
-    use StartFailureReason as Reason;
-
     let reason = failure.reason.as_str();
     if reason == "role_not_allowed" && failure.error == ErrorCode::INVALID_FRAME_TYPE {
         return Answer::NotMaster;

@@ -12,7 +12,7 @@ fn start_failure_is_read_in_both_forms_and_written_back() {
     let expected = StartFailure {
         node_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
-        reason: StartFailureReason::FullCn,
+        reason: Reason::FullCn,
         restart: true,
         ..StartFailure::default()
     };
@@ -21,7 +21,7 @@ fn start_failure_is_read_in_both_forms_and_written_back() {
     let decoded: StartFailure = older(&fixture("old2017_StartFailure"));
     assert!(decoded.node_uuid.is_empty(), "made by the scheduler");
     assert_eq!(decoded.instance_uuid, INSTANCE);
-    assert_eq!(decoded.reason, StartFailureReason::FullCloud);
+    assert_eq!(decoded.reason, Reason::FullCloud);
     assert!(!decoded.restart);
 }
 
@@ -42,18 +42,9 @@ fn a_start_failure_may_have_details() {
 
 #[test]
 fn only_two_reasons_mean_that_the_node_has_the_instance() {
-    let reasons: Vec<_> = StartFailureReason::ALL
-        .iter()
-        .filter(|r| r.node_has_instance())
-        .collect();
-    assert_eq!(
-        reasons,
-        [
-            &StartFailureReason::AlreadyRunning,
-            &StartFailureReason::InstanceExists
-        ]
-    );
-    assert!(!StartFailureReason::Other("gone".to_owned()).node_has_instance());
+    let reasons: Vec<_> = Reason::ALL.iter().filter(|r| r.node_has_instance()).collect();
+    assert_eq!(reasons, [&Reason::AlreadyRunning, &Reason::InstanceExists]);
+    assert!(!Reason::Other("gone".to_owned()).node_has_instance());
 }
 
 #[test]
@@ -61,12 +52,12 @@ fn stop_failure_is_read_in_both_forms_and_written_back() {
     let decoded: StopFailure = older(&fixture("old2017_StopFailure"));
     assert!(decoded.node_uuid.is_empty());
     assert_eq!(decoded.instance_uuid, INSTANCE);
-    assert_eq!(decoded.reason, StopFailureReason::AlreadyStopped);
+    assert_eq!(decoded.reason, Reason::AlreadyStopped);
     let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: no_instance\n");
     let decoded: StopFailure = current(document.as_bytes());
     assert_eq!(
         (decoded.node_uuid, decoded.reason),
-        (NODE.into(), StopFailureReason::NoInstance)
+        (NODE.into(), Reason::NoInstance)
     );
 }
 
@@ -75,10 +66,10 @@ fn restart_failure_is_read_in_both_forms_and_written_back() {
     let decoded: RestartFailure = older(&fixture("old2017_RestartFailure"));
     assert!(decoded.node_uuid.is_empty());
     assert_eq!(decoded.instance_uuid, INSTANCE);
-    assert_eq!(decoded.reason, RestartFailureReason::InstanceCorrupt);
+    assert_eq!(decoded.reason, Reason::InstanceCorrupt);
     let document = format!("node_uuid: {NODE}\ninstance_uuid: {INSTANCE}\nreason: launch_failure\n");
     let decoded: RestartFailure = current(document.as_bytes());
-    assert_eq!(decoded.reason, RestartFailureReason::LaunchFailure);
+    assert_eq!(decoded.reason, Reason::LaunchFailure);
 }
 
 #[test]
@@ -87,7 +78,7 @@ fn delete_failure_is_read_and_written_back() {
     let expected = DeleteFailure {
         node_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
-        reason: DeleteFailureReason::NoInstance,
+        reason: Reason::NoInstance,
         ..DeleteFailure::default()
     };
     assert_eq!(decoded, expected);
@@ -100,7 +91,7 @@ fn volume_failures_are_read_and_written_back() {
         node_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
         volume_uuid: VOLUME.into(),
-        reason: AttachVolumeFailureReason::AlreadyAttached,
+        reason: Reason::AlreadyAttached,
         ..AttachVolumeFailure::default()
     };
     assert_eq!(attach, expected);
@@ -109,7 +100,7 @@ fn volume_failures_are_read_and_written_back() {
         node_uuid: Id::default(),
         instance_uuid: INSTANCE.into(),
         volume_uuid: VOLUME.into(),
-        reason: DetachVolumeFailureReason::NotAttached,
+        reason: Reason::NotAttached,
         ..DetachVolumeFailure::default()
     };
     assert_eq!(detach, expected);
@@ -120,13 +111,13 @@ fn public_ip_failures_repeat_the_command() {
     let failure: AssignPublicIpFailure = current(&fixture("AssignPublicIPFailure"));
     let command = Frame::with_payload(Command::ASSIGN_PUBLIC_IP, fixture("AssignPublicIP"));
     let subject = CommandSubject::of(&command);
-    let expected = AssignPublicIpFailure::of(subject, PublicIpFailureReason::AssignFailure);
+    let expected = AssignPublicIpFailure::of(subject, Reason::AssignFailure);
     assert_eq!(failure, expected);
 
     let failure: UnassignPublicIpFailure = current(&fixture("UnassignPublicIPFailure"));
     let command = Frame::with_payload(Command::RELEASE_PUBLIC_IP, fixture("ReleasePublicIP"));
     let subject = CommandSubject::of(&command);
-    let expected = UnassignPublicIpFailure::of(subject, PublicIpFailureReason::ReleaseFailure);
+    let expected = UnassignPublicIpFailure::of(subject, Reason::ReleaseFailure);
     assert_eq!(failure, expected);
     assert_eq!(failure.concentrator_uuid, CNCI);
 }
@@ -154,38 +145,17 @@ fn reasons_are_those_of_the_protocol() {
         all.iter().map(text).collect::<Vec<_>>().join(" ")
     }
     assert_eq!(
-        words(StartFailureReason::ALL, |r| r.as_str()),
+        words(Reason::OF_START, Reason::as_str),
         "full_cloud full_cn node_maintenance no_cn no_net_cn already_running instance_exists image_failure \
          launch_failure network_failure not_moved_persistent not_moved_storage not_moved_bound \
          not_moved_unknown invalid_payload invalid_data"
     );
-    assert_eq!(
-        words(StopFailureReason::ALL, |r| r.as_str()),
-        "no_instance already_stopped invalid_payload invalid_data"
-    );
-    assert_eq!(
-        words(RestartFailureReason::ALL, |r| r.as_str()),
-        "no_instance already_running instance_corrupt launch_failure network_failure invalid_payload \
-         invalid_data"
-    );
-    assert_eq!(
-        words(DeleteFailureReason::ALL, |r| r.as_str()),
-        "no_instance invalid_payload invalid_data"
-    );
-    assert_eq!(
-        words(AttachVolumeFailureReason::ALL, |r| r.as_str()),
-        "no_instance attach_failure already_attached state_failure instance_failure not_supported \
-         invalid_payload invalid_data"
-    );
-    assert_eq!(
-        words(DetachVolumeFailureReason::ALL, |r| r.as_str()),
-        "no_instance detach_failure not_attached state_failure instance_failure not_supported \
-         invalid_payload invalid_data"
-    );
-    assert_eq!(
-        words(PublicIpFailureReason::ALL, |r| r.as_str()),
-        "no_instance assign_failure release_failure invalid_payload invalid_data"
-    );
+    let of_others = "no_instance already_stopped already_running instance_corrupt launch_failure network_failure \
+         attach_failure already_attached state_failure instance_failure not_supported detach_failure not_attached \
+         assign_failure release_failure invalid_payload invalid_data";
+    for word in of_others.split(' ') {
+        assert!(Reason::from(word).is_known(), "{word}");
+    }
     assert_eq!(
         words(InvalidFrameTypeReason::ALL, |r| r.as_str()),
         "unsupported_type unsupported_operand role_not_allowed bad_exchange"
@@ -199,19 +169,19 @@ fn reasons_are_those_of_the_protocol() {
 #[test]
 fn a_refused_payload_is_invalid_payload_or_invalid_data() {
     let cases = [
-        ("start: [", StartFailureReason::InvalidPayload),
-        ("start: a: b", StartFailureReason::InvalidPayload),
-        ("start:\n  a: 1\n  a: 2", StartFailureReason::InvalidPayload),
-        ("stop:\n  a: 1", StartFailureReason::InvalidData),
-        ("", StartFailureReason::InvalidData),
-        ("start:", StartFailureReason::InvalidData),
-        ("start:\n  restart: 5", StartFailureReason::InvalidData),
-        ("hello", StartFailureReason::InvalidData),
+        ("start: [", Reason::InvalidPayload),
+        ("start: a: b", Reason::InvalidPayload),
+        ("start:\n  a: 1\n  a: 2", Reason::InvalidPayload),
+        ("stop:\n  a: 1", Reason::InvalidData),
+        ("", Reason::InvalidData),
+        ("start:", Reason::InvalidData),
+        ("start:\n  restart: 5", Reason::InvalidData),
+        ("hello", Reason::InvalidData),
     ];
     for (payload, reason) in cases {
         let error = Start::decode(payload.as_bytes()).unwrap_err();
-        assert_eq!(StartFailureReason::from(&error), reason, "{payload:?}: {error}");
+        assert_eq!(Reason::from(&error), reason, "{payload:?}: {error}");
     }
     let error = Stop::decode(b"stop:").unwrap_err();
-    assert_eq!(StopFailureReason::from(&error), StopFailureReason::InvalidData);
+    assert_eq!(Reason::from(&error), Reason::InvalidData);
 }

@@ -13,8 +13,8 @@ use ssntp::proto::Event;
 use ssntp::testkit::{HandlerTest, Testkit};
 use ssntp_engine::Document;
 use ssntp_payload::{
-    ConcentratorInstanceAdded, InstanceState, InstanceStats, PublicIpAssigned, Ready, ReleasePublicIp, Start,
-    StartFailure, StartFailureReason as Failure, Stats, Tenant, TenantAction, TenantAdded, TenantEntry,
+    ConcentratorInstanceAdded, InstanceState, InstanceStats, PublicIpAssigned, Ready, Reason as Failure,
+    ReleasePublicIp, Start, StartFailure, Stats, Tenant, TenantAction, TenantAdded, TenantEntry,
     TenantRefusal, TenantRemoved, Tenants,
 };
 

@@ -54,7 +54,7 @@ use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::proto::{Frame, Status};
 use ssntp::server::{SendError, SessionInfo};
-use ssntp_payload::{Delete, Ready, StartFailure, StartFailureReason};
+use ssntp_payload::{Delete, Ready, Reason, StartFailure};
 use ssntp_transport::excerpt;
 
 /// The maximum number of nodes to which a START is sent if each refuses it because it is full or in
@@ -202,7 +202,7 @@ impl Starts {
             Err(e) => {
                 limited!(info, out, from.uuid(), "START refused";
                     "{from}: START refused: {}", excerpt(&e));
-                let reason = StartFailureReason::from(&e);
+                let reason = Reason::from(&e);
                 self.figures.failed(reason.word(), out.now(), out.now());
                 out.refuse(from, frame, &e.into());
             }
@@ -229,7 +229,7 @@ impl Starts {
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
         frame: &Frame,
-        reason: StartFailureReason,
+        reason: Reason,
         why: &str,
     ) {
         if let Ok(start) = UnplacedStart::read(from.uuid(), frame.clone(), out.now()) {
@@ -266,12 +266,12 @@ impl Starts {
         out: &mut Out<'_, '_>,
         from: Option<&SessionInfo>,
         mut start: UnplacedStart,
-    ) -> Option<(UnplacedStart, StartFailureReason)> {
+    ) -> Option<(UnplacedStart, Reason)> {
         // Checked before a node makes an allocation.
         if self.instances.is_full() {
             limited!(warn, out, start.from, "too many in flight";
                 "START of {}: too many are in flight", start.instance);
-            return Some((start, StartFailureReason::FullCloud));
+            return Some((start, Reason::FullCloud));
         }
         let instance = start.instance;
         loop {
@@ -294,9 +294,9 @@ impl Starts {
                 }
                 // It may run beside its siblings.
                 Verdict::Wait(_) if !std::mem::take(&mut start.needs.apart_from).is_empty() => continue,
-                Verdict::Wait(_) | Verdict::NoRoom => StartFailureReason::FullCloud,
-                Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
-                Verdict::NoNode => StartFailureReason::NoCn,
+                Verdict::Wait(_) | Verdict::NoRoom => Reason::FullCloud,
+                Verdict::NoNode if start.needs.network_node => Reason::NoNetCn,
+                Verdict::NoNode => Reason::NoCn,
             };
             return Some((start, reason));
         }
@@ -307,10 +307,10 @@ impl Starts {
         &mut self,
         out: &mut Out<'_, '_>,
         start: &UnplacedStart,
-        reason: StartFailureReason,
+        reason: Reason,
         detail: Option<String>,
     ) {
-        let is_full = reason == StartFailureReason::FullCloud;
+        let is_full = reason == Reason::FullCloud;
         let missing = || is_full.then(|| self.placement.missing(&start.needs))?;
         let detail = detail.or_else(missing).unwrap_or_default();
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
@@ -353,7 +353,7 @@ impl Starts {
                 }
                 // It is too long: a START grows with the lease of its address.
                 self.placement.take_back(&allocation);
-                self.refuse_start(out, &start, StartFailureReason::InvalidData, Some(e.to_string()));
+                self.refuse_start(out, &start, Reason::InvalidData, Some(e.to_string()));
                 None
             }
         }
@@ -403,7 +403,7 @@ impl Starts {
             }
             limited!(info, out, start.from, "no READY in time";
                 "START of {}: no node has sent READY in time", start.instance);
-            self.refuse_start(out, &start, StartFailureReason::FullCloud, None);
+            self.refuse_start(out, &start, Reason::FullCloud, None);
         }
         for (instance, pending) in self.instances.expire(has_address, now) {
             self.handle_unanswered(out, instance, &pending);
@@ -416,7 +416,7 @@ impl Starts {
     /// answered: the nodes report their outcome to the next scheduler.
     pub(crate) fn refuse_parked(&mut self, out: &mut Out<'_, '_>) {
         while let Some(ParkedStart { start, .. }) = self.parked.take(0) {
-            self.refuse_start(out, &start, StartFailureReason::FullCloud, None);
+            self.refuse_start(out, &start, Reason::FullCloud, None);
         }
     }
 
@@ -430,7 +430,7 @@ impl Starts {
         let failure = StartFailure {
             node_uuid: node.into(),
             instance_uuid: instance.into(),
-            reason: StartFailureReason::LaunchFailure,
+            reason: Reason::LaunchFailure,
             restart: pending.restart,
             detail: "its node has not said what became of it".into(),
             command_id: self.moves.command_id(instance),
@@ -511,10 +511,7 @@ impl Starts {
             debug!(target: "ssntp::scheduler", "{from}: StartFailure of an earlier START");
             return true;
         }
-        let is_refused = matches!(
-            failure.reason,
-            StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
-        );
+        let is_refused = matches!(failure.reason, Reason::FullCn | Reason::NodeMaintenance);
         // As for InstanceDeleted.
         let was_known = self.instances.node_of(instance).is_some();
         match self.instances.failed(instance, node, &failure.reason) {

@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use super::unplaced::UnplacedStart;
 use ssntp::proto::{Command, Frame};
-use ssntp_payload::{CommandSubject, StartFailure, StartFailureReason};
+use ssntp_payload::{CommandSubject, Reason, StartFailure};
 
 /// The memory for remembered STARTs, in bytes: 64 thousand STARTs of one kibibyte.
 const MAX_BYTES: usize = 64 << 20;
@@ -43,7 +43,7 @@ struct SentStart {
     /// again, so it is moved as well.
     restarts: bool,
     /// The reason in StartFailure why the instance cannot run on another node; `None` if it can.
-    immovable: Option<StartFailureReason>,
+    immovable: Option<Reason>,
 }
 
 impl SentStart {
@@ -86,7 +86,7 @@ impl Moves {
             payload: format!("start:\n  command_id: {id}\n").into(),
             from: Uuid::nil(),
             restarts: false,
-            immovable: Some(StartFailureReason::NotMovedUnknown),
+            immovable: Some(Reason::NotMovedUnknown),
         };
         self.keep(instance, sent);
     }
@@ -170,7 +170,7 @@ impl Moves {
                     continue;
                 }
                 Some(sent) => sent.immovable.clone(),
-                None => Some(StartFailureReason::NotMovedUnknown),
+                None => Some(Reason::NotMovedUnknown),
             };
             // An instance that has ended needs no failure, because it does not stop running.
             // An instance that has not been started yet is placed again.

@@ -8,9 +8,7 @@ use ssntp::payload;
 use ssntp::payload::yaml::{self, ErrorKind};
 use ssntp::proto::Frame;
 use ssntp_cluster::Needs;
-use ssntp_payload::{
-    CommandSubject, Persistence, RestartPolicy, Start, StartFailure, StartFailureReason, Storage,
-};
+use ssntp_payload::{CommandSubject, Persistence, Reason, RestartPolicy, Start, StartFailure, Storage};
 
 /// A START that has been read, and that has not been sent to a node yet.
 #[derive(Debug)]
@@ -24,7 +22,7 @@ pub(super) struct UnplacedStart {
     /// The time of its arrival.
     pub(super) received: Instant,
     /// The reason why the instance cannot run on another node than its first one; `None` if it can.
-    pub(super) immovable: Option<StartFailureReason>,
+    pub(super) immovable: Option<Reason>,
     /// The number of nodes to which it was sent.
     pub(super) nodes: u8,
     /// True if its node restarts the instance by itself.
@@ -56,7 +54,7 @@ impl UnplacedStart {
         })
     }
 
-    pub(super) fn failure(&self, reason: StartFailureReason) -> StartFailure {
+    pub(super) fn failure(&self, reason: Reason) -> StartFailure {
         StartFailure {
             instance_uuid: self.instance.into(),
             reason,
@@ -67,18 +65,18 @@ impl UnplacedStart {
     }
 }
 
-fn immovable(start: &Start) -> Option<StartFailureReason> {
+fn immovable(start: &Start) -> Option<Reason> {
     let wanted = &start.requirements;
     // A volume that is made on the node and deleted with the instance can be made elsewhere.
     let is_movable =
         |storage: &Storage| storage.boot || storage.id.is_empty() || (storage.local && storage.ephemeral);
     // A persistent instance keeps its disk, which is on that node.
     if start.persistence != Persistence::Unset {
-        Some(StartFailureReason::NotMovedPersistent)
+        Some(Reason::NotMovedPersistent)
     } else if !start.storage.iter().all(is_movable) {
-        Some(StartFailureReason::NotMovedStorage)
+        Some(Reason::NotMovedStorage)
     } else if !wanted.node_id.is_empty() || !wanted.hostname.is_empty() {
-        Some(StartFailureReason::NotMovedBound)
+        Some(Reason::NotMovedBound)
     } else {
         None
     }

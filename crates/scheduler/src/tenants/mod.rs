@@ -39,8 +39,8 @@ use ssntp_cluster::subnet::{MAX_KEY, gateway, mac_of, subnet};
 use ssntp_cluster::summed::{parse_summed, read_summed};
 use ssntp_engine::View;
 use ssntp_payload::{
-    CommandSubject, PublicIpAssigned, StartFailureReason, StartPayload, Tenant, TenantAction as Action,
-    TenantAddress, TenantEntry, TenantRefusal as Refusal, TenantRemoved, Tenants as Answer, check_name,
+    CommandSubject, PublicIpAssigned, Reason, StartPayload, Tenant, TenantAction as Action, TenantAddress,
+    TenantEntry, TenantRefusal as Refusal, TenantRemoved, Tenants as Answer, check_name,
 };
 
 /// The maximum number of tenants. Each is a subnet with a concentrator.
@@ -514,8 +514,8 @@ impl TenantTable {
         frame: &Frame,
         now: Instant,
         is_announced: impl Fn(Uuid) -> bool,
-    ) -> Result<Leased, (StartFailureReason, String)> {
-        use StartFailureReason::{FullCloud, InvalidData, NoNetCn};
+    ) -> Result<Leased, (Reason, String)> {
+        use Reason::{FullCloud, InvalidData, NoNetCn};
 
         let refused = |(refusal, why)| match refusal {
             Refusal::AtLimit => (FullCloud, why),

@@ -276,5 +276,5 @@ fn the_starts_that_wait_for_the_disk_are_bounded_in_bytes() {
     for instance in [1, 2] {
         assert!(matches!(lease(instance), Ok(Leased::Waits(_))));
     }
-    assert!(matches!(lease(3), Err(StartFailureReason::FullCloud)));
+    assert!(matches!(lease(3), Err(Reason::FullCloud)));
 }

@@ -6,10 +6,8 @@ use ssntp::Role;
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{Command, ErrorCode, FrameKind};
 use ssntp_payload::{
-    AssignPublicIpFailure, AttachVolumeFailure, AttachVolumeFailureReason, DeleteFailure,
-    DeleteFailureReason, DetachVolumeFailure, DetachVolumeFailureReason, InstanceState,
-    PublicIpFailureReason, RestartFailure, RestartFailureReason, StopFailure, StopFailureReason,
-    UnassignPublicIpFailure,
+    AssignPublicIpFailure, AttachVolumeFailure, DeleteFailure, DetachVolumeFailure, InstanceState, Reason,
+    RestartFailure, StopFailure, UnassignPublicIpFailure,
 };
 use ssntp_scheduler::SchedulerConfig;
 use uuid::Uuid;
@@ -41,30 +39,20 @@ fn a_command_for_an_agent_that_is_not_connected_has_no_instance() {
                 }
             };
         }
-        answered!(Command::STOP, "stop", StopFailure, StopFailureReason::NoInstance);
-        answered!(
-            Command::DELETE,
-            "delete",
-            DeleteFailure,
-            DeleteFailureReason::NoInstance
-        );
-        answered!(
-            Command::RESTART,
-            "restart",
-            RestartFailure,
-            RestartFailureReason::NoInstance
-        );
+        answered!(Command::STOP, "stop", StopFailure, Reason::NoInstance);
+        answered!(Command::DELETE, "delete", DeleteFailure, Reason::NoInstance);
+        answered!(Command::RESTART, "restart", RestartFailure, Reason::NoInstance);
         answered!(
             Command::ATTACH_VOLUME,
             "attach_volume",
             AttachVolumeFailure,
-            AttachVolumeFailureReason::NoInstance
+            Reason::NoInstance
         );
         answered!(
             Command::DETACH_VOLUME,
             "detach_volume",
             DetachVolumeFailure,
-            DetachVolumeFailureReason::NoInstance
+            Reason::NoInstance
         );
     }
 }
@@ -98,7 +86,7 @@ fn a_public_ip_for_a_cnci_that_is_not_connected_has_no_instance() {
             &format!("assign_public_ip: {{{body}}}\n"),
         );
         let failure: AssignPublicIpFailure = controller.expect_payload();
-        assert_eq!(failure.reason, PublicIpFailureReason::NoInstance);
+        assert_eq!(failure.reason, Reason::NoInstance);
         assert_eq!(failure.concentrator_uuid, nobody);
         assert_eq!(failure.instance_uuid, INSTANCE);
         assert_eq!(
@@ -110,7 +98,7 @@ fn a_public_ip_for_a_cnci_that_is_not_connected_has_no_instance() {
             &format!("release_public_ip: {{{body}}}\n"),
         );
         let failure: UnassignPublicIpFailure = controller.expect_payload();
-        assert_eq!(failure.reason, PublicIpFailureReason::NoInstance);
+        assert_eq!(failure.reason, Reason::NoInstance);
         assert_eq!(
             (failure.tenant_uuid, failure.vnic_mac),
             ("t".into(), "m".to_owned())
@@ -128,7 +116,7 @@ fn a_failure_repeats_all_fields_of_the_command_with_or_without_an_instance() {
         &format!("assign_public_ip: {{concentrator_uuid: {nobody}, public_ip: 198.51.100.20}}\n"),
     );
     let failure: AssignPublicIpFailure = controller.expect_payload();
-    assert_eq!(failure.reason, PublicIpFailureReason::NoInstance);
+    assert_eq!(failure.reason, Reason::NoInstance);
     assert_eq!(failure.concentrator_uuid, nobody);
     assert_eq!(failure.public_ip, "198.51.100.20");
     controller.send_text(
@@ -136,7 +124,7 @@ fn a_failure_repeats_all_fields_of_the_command_with_or_without_an_instance() {
         &format!("stop: {{workload_agent_uuid: {nobody}}}\n"),
     );
     let failure: StopFailure = controller.expect_payload();
-    assert_eq!(failure.reason, StopFailureReason::InvalidData);
+    assert_eq!(failure.reason, Reason::InvalidData);
     assert_eq!(failure.node_uuid, nobody);
 }
 

@@ -3,7 +3,7 @@
 use ssntp::Role;
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{Command, Event, Frame, FrameKind, Status};
-use ssntp_payload::{StartFailure, StartFailureReason};
+use ssntp_payload::{Reason, StartFailure};
 use uuid::Uuid;
 
 use super::{Cluster, refused, send_ready, start};
@@ -30,16 +30,12 @@ fn a_start_that_is_no_document_is_an_invalid_payload() {
     for payload in payloads {
         controller.send_text(Command::START, &payload);
         let failure: StartFailure = controller.expect_payload();
-        assert_eq!(
-            failure.reason,
-            StartFailureReason::InvalidPayload,
-            "{payload:.80}"
-        );
+        assert_eq!(failure.reason, Reason::InvalidPayload, "{payload:.80}");
     }
     let not_utf8 = Frame::with_payload(Command::START, vec![0xff; 64]);
     controller.send(&not_utf8);
     let failure: StartFailure = controller.expect_payload();
-    assert_eq!(failure.reason, StartFailureReason::InvalidPayload);
+    assert_eq!(failure.reason, Reason::InvalidPayload);
 }
 
 #[test]
@@ -67,7 +63,7 @@ fn a_start_that_is_incomplete_is_invalid_data_and_names_the_instance() {
     ] {
         controller.send_text(Command::START, &payload);
         let failure: StartFailure = controller.expect_payload();
-        assert_eq!(failure.reason, StartFailureReason::InvalidData, "{payload}");
+        assert_eq!(failure.reason, Reason::InvalidData, "{payload}");
         assert_eq!(failure.instance_uuid == INSTANCE, named, "{payload}");
     }
 }
@@ -149,7 +145,7 @@ fn a_maintenance_that_cannot_be_read_is_maintenance() {
     let mut agent = cluster.node(1000, &mut [&mut controller]);
     agent.send_text(Status::MAINTENANCE, "node_uuid: [");
     agent.expect_payload::<InvalidFrameType>();
-    refused(&mut controller, &start(1), StartFailureReason::FullCloud);
+    refused(&mut controller, &start(1), Reason::FullCloud);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 use ssntp::Role;
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{Command, Event, Frame, FrameKind};
-use ssntp_payload::StartFailureReason;
+use ssntp_payload::Reason;
 use ssntp_scheduler::{ControllerMode, SchedulerConfig};
 use ssntp_test_support::LIMIT;
 use uuid::Uuid;
@@ -22,9 +22,9 @@ fn any_controller_may_command_by_default() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
     let mut second = cluster.controller();
-    refused(&mut second, &start(1), StartFailureReason::NoCn);
+    refused(&mut second, &start(1), Reason::NoCn);
     first.drain();
-    refused(&mut first, &start(1), StartFailureReason::NoCn);
+    refused(&mut first, &start(1), Reason::NoCn);
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn backups_receive_the_same_reports_as_the_master() {
     backup.expect(Event::NODE_DISCONNECTED);
     let start = start(1);
     master.send_payload(&start);
-    expect_failure(&mut master, &start, StartFailureReason::NoCn);
-    expect_failure(&mut backup, &start, StartFailureReason::NoCn);
+    expect_failure(&mut master, &start, Reason::NoCn);
+    expect_failure(&mut backup, &start, Reason::NoCn);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use ssntp::client::ClientConfig;
 use ssntp::proto::{Command, ErrorCode, Frame, Status};
 use ssntp::server::{CallError, Server};
 use ssntp_network::cnci::{Cnci, CnciConfig};
-use ssntp_payload::{InstanceState, StartFailure, StartFailureReason as Reason};
+use ssntp_payload::{InstanceState, Reason, StartFailure};
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{ControllerMode, Scheduler, SchedulerConfig, SchedulerFigures};
 use uuid::Uuid;

@@ -58,9 +58,7 @@ use ssntp::Role;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, Server, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
-use ssntp_payload::{
-    InstanceState, InstanceStats, NodeConnected, Ready, Start, StartFailure, StartFailureReason, Stats,
-};
+use ssntp_payload::{InstanceState, InstanceStats, NodeConnected, Ready, Reason, Start, StartFailure, Stats};
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
@@ -219,7 +217,7 @@ pub fn expect_start(agent: &mut Client, start: &Start) {
 
 /// Expects the StartFailure as the next frame.
 #[track_caller]
-pub fn expect_failure(controller: &mut Client, start: &Start, reason: StartFailureReason) -> StartFailure {
+pub fn expect_failure(controller: &mut Client, start: &Start, reason: Reason) -> StartFailure {
     let failure: StartFailure = controller.expect_payload();
     assert_eq!(failure.instance_uuid, start.instance_uuid);
     assert_eq!(failure.reason, reason);
@@ -228,7 +226,7 @@ pub fn expect_failure(controller: &mut Client, start: &Start, reason: StartFailu
 
 /// Sends a START, and returns the reason of its failure.
 #[track_caller]
-pub fn refused(controller: &mut Client, start: &Start, reason: StartFailureReason) {
+pub fn refused(controller: &mut Client, start: &Start, reason: Reason) {
     controller.send_payload(start);
     expect_failure(controller, start, reason);
 }

@@ -117,7 +117,7 @@ fn a_movable_instance_is_started_elsewhere_once_it_has_ended() {
     other.send_payload(&StartFailure {
         node_uuid: other.uuid.into(),
         instance_uuid: movable.instance_uuid.into(),
-        reason: StartFailureReason::ImageFailure,
+        reason: Reason::ImageFailure,
         restart: false,
         ..StartFailure::default()
     });
@@ -176,7 +176,7 @@ fn a_command_that_is_refused_cancels_no_move() {
     expect_start(&mut other, &movable);
 }
 
-fn refuses(node: &mut Client, instance: Uuid, reason: StartFailureReason) {
+fn refuses(node: &mut Client, instance: Uuid, reason: Reason) {
     node.send_payload(&StartFailure {
         node_uuid: node.uuid.into(),
         instance_uuid: instance.into(),
@@ -211,11 +211,7 @@ fn an_evacuating_node_gets_no_start_and_a_start_that_it_refuses_is_placed_again(
             start_on(&mut controller, &mut other, &start(10));
         }
         for start in &crossed {
-            refuses(
-                &mut node,
-                start.instance_uuid,
-                StartFailureReason::NodeMaintenance,
-            );
+            refuses(&mut node, start.instance_uuid, Reason::NodeMaintenance);
             let again: Start = other.expect_payload();
             assert_eq!(again.instance_uuid, start.instance_uuid);
         }
@@ -232,7 +228,7 @@ fn a_start_that_a_full_node_refuses_goes_to_another_one_and_is_answered_once() {
     let (one, two) = (start(10), start(10));
     start_on(&mut controller, &mut node, &one);
     let mut other = cluster.node(1000, &mut [&mut controller]);
-    refuses(&mut node, one.instance_uuid, StartFailureReason::FullCn);
+    refuses(&mut node, one.instance_uuid, Reason::FullCn);
     let again: Start = other.expect_payload();
     assert_eq!(again.instance_uuid, one.instance_uuid);
     controller.expect_nothing();
@@ -240,11 +236,11 @@ fn a_start_that_a_full_node_refuses_goes_to_another_one_and_is_answered_once() {
     // If no other node accepts the START, the refusal is its answer.
     node.send(&Frame::new(Status::FULL));
     node.expect_nothing();
-    refuses(&mut other, one.instance_uuid, StartFailureReason::FullCn);
+    refuses(&mut other, one.instance_uuid, Reason::FullCn);
     let failure: StartFailure = controller.expect_payload();
     assert_eq!(
         (failure.instance_uuid, failure.reason),
-        (one.instance_uuid.into(), StartFailureReason::FullCn)
+        (one.instance_uuid.into(), Reason::FullCn)
     );
 
     // A START whose instance a controller has deleted is not placed again.
@@ -257,9 +253,9 @@ fn a_start_that_a_full_node_refuses_goes_to_another_one_and_is_answered_once() {
         stop: true,
     });
     node.expect_payload::<Delete>();
-    refuses(&mut node, two.instance_uuid, StartFailureReason::NodeMaintenance);
+    refuses(&mut node, two.instance_uuid, Reason::NodeMaintenance);
     let failure: StartFailure = controller.expect_payload();
-    assert_eq!(failure.reason, StartFailureReason::NodeMaintenance);
+    assert_eq!(failure.reason, Reason::NodeMaintenance);
     other.expect_nothing();
 }
 

@@ -6,8 +6,7 @@ use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, Status, Trace};
 use ssntp::transport::Limits;
 use ssntp_payload::{
-    Evacuate, InstanceState, Maintenance, Ready, Start, StartFailure, StartFailureReason as Reason, Stats,
-    Storage,
+    Evacuate, InstanceState, Maintenance, Ready, Reason, Start, StartFailure, Stats, Storage,
 };
 use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;

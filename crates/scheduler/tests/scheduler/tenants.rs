@@ -9,10 +9,10 @@ use ssntp::pki::{SigningRequest, node_key, signing_request};
 use ssntp::proto::{Command, Event};
 use ssntp::server::{Enrolment, EnrolmentStore};
 use ssntp_payload::{
-    CommandSubject, ConcentratorInstanceAdded, Delete, DeleteFailure, DeleteFailureReason, Evacuate,
-    InstanceDeleted, InstanceState, InstanceStopped, Maintenance, PublicIpAssigned, PublicIpUnassigned,
-    ReleasePublicIp, Start, StartFailure, StartFailureReason as Reason, StartPayload, Tenant, TenantAction,
-    TenantAdded, TenantEntry, TenantRefusal, TenantRemoved, Tenants,
+    CommandSubject, ConcentratorInstanceAdded, Delete, DeleteFailure, Evacuate, InstanceDeleted,
+    InstanceState, InstanceStopped, Maintenance, PublicIpAssigned, PublicIpUnassigned, Reason,
+    ReleasePublicIp, Start, StartFailure, StartPayload, Tenant, TenantAction, TenantAdded, TenantEntry,
+    TenantRefusal, TenantRemoved, Tenants,
 };
 use ssntp_payload::{EnrolmentAction, EnrolmentList, EnrolmentRefusal, ManageEnrolment};
 use ssntp_scheduler::placement::Policy;
@@ -748,7 +748,7 @@ fn an_instance_that_may_still_be_started_keeps_its_address() {
             node.send_payload(&DeleteFailure {
                 node_uuid: node.uuid.into(),
                 instance_uuid: instance.into(),
-                reason: DeleteFailureReason::NoInstance,
+                reason: Reason::NoInstance,
                 ..DeleteFailure::default()
             });
             node.expect_nothing();

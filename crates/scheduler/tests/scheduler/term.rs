@@ -15,8 +15,8 @@ use ssntp::transport::{Address, Target};
 use ssntp_engine::{Answer, Engine, EngineError, Request, When};
 use ssntp_payload::{
     EnrolmentAction, EnrolmentList, EnrolmentRefusal, InstanceState, InstanceStopped, ManageEnrolment,
-    NewLeader, NodeConnected, NodeDisconnected, StartFailure, StartFailureReason, Stats, StopFailure,
-    StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants, TokenEntry,
+    NewLeader, NodeConnected, NodeDisconnected, Reason, StartFailure, Stats, StopFailure, Tenant,
+    TenantAction, TenantEntry, Tenants, TokenEntry,
 };
 use ssntp_scheduler::{Enrolments, JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
@@ -242,7 +242,7 @@ fn clients_of_all_schedulers_are_those_of_one_cluster() {
     assert_eq!(agent.recv().kind(), Command::STOP);
     agent.send_payload(&StopFailure {
         instance_uuid: instance.into(),
-        reason: StopFailureReason::AlreadyStopped,
+        reason: Reason::AlreadyStopped,
         ..StopFailure::default()
     });
     controller.expect(ErrorCode::STOP_FAILURE);
@@ -303,14 +303,14 @@ fn the_next_leader_has_the_starts_in_flight_and_starts_no_instance_twice() {
         let mut same = start(10);
         same.instance_uuid = instance;
         controller.send_payload(&same);
-        let failure = expect_failure(&mut controller, &same, StartFailureReason::AlreadyRunning);
+        let failure = expect_failure(&mut controller, &same, Reason::AlreadyRunning);
         assert_eq!(failure.node_uuid, node);
     }
     // One START fails once, and the instance of the other one runs.
     agent.send_payload(&StartFailure {
         node_uuid: agent.uuid.into(),
         instance_uuid: fails.into(),
-        reason: StartFailureReason::ImageFailure,
+        reason: Reason::ImageFailure,
         ..StartFailure::default()
     });
     assert_eq!(failure(&mut controller).instance_uuid, fails);
@@ -383,7 +383,7 @@ fn a_leader_that_leads_again_itself_knows_its_starts_and_takes_the_commands_of_t
     let refused = failure(&mut controller);
     assert_eq!(
         (refused.instance_uuid.uuid(), refused.reason),
-        (Some(instance), StartFailureReason::AlreadyRunning)
+        (Some(instance), Reason::AlreadyRunning)
     );
     expect_start(&mut agent, &other);
 }
@@ -649,7 +649,7 @@ fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
     let failed = failure(&mut mine);
     assert_eq!(
         (failed.instance_uuid, failed.reason),
-        (given.into(), StartFailureReason::LaunchFailure)
+        (given.into(), Reason::LaunchFailure)
     );
     let refused = loop {
         let failed = failure(&mut theirs);

@@ -7,8 +7,7 @@ use ssntp::Role;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp_payload::{
     Delete, DeleteFailure, InstanceDeleted, InstanceEnd, InstanceState, InstanceStats, InstanceStopped,
-    NodeStatus, PublicIpAssigned, Start, StartFailure, StartFailureReason as Reason, Stats, Stop,
-    StopFailure, TenantAdded,
+    NodeStatus, PublicIpAssigned, Reason, Start, StartFailure, Stats, Stop, StopFailure, TenantAdded,
 };
 use ssntp_scheduler::SchedulerConfig;
 use ssntp_scheduler::placement::Policy;
@@ -450,7 +449,7 @@ fn a_start_without_an_answer_fails_and_does_not_run_later() {
     frozen.send_payload(&ssntp_payload::DeleteFailure {
         node_uuid: frozen.uuid.into(),
         instance_uuid: start.instance_uuid.into(),
-        reason: ssntp_payload::DeleteFailureReason::NoInstance,
+        reason: ssntp_payload::Reason::NoInstance,
         ..ssntp_payload::DeleteFailure::default()
     });
     expect_no_frames(&mut frozen, &mut [&mut controller]);

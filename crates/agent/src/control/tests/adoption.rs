@@ -144,7 +144,7 @@ fn a_restart_that_the_end_of_the_agent_cut_off_is_answered_by_the_next_agent() {
         let mut stage = adopting(fake, false, stored(record));
         let failure: RestartFailure = stage.next();
         assert_eq!(failure.instance_uuid, ONE);
-        assert_eq!(failure.reason, RestartFailureReason::LaunchFailure);
+        assert_eq!(failure.reason, Reason::LaunchFailure);
         assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
         // It is answered once.
         let saved = stage.job(|job| match job {
@@ -218,15 +218,9 @@ fn lost_records_are_replaced() {
     stage.end(ONE, 0);
     assert_eq!(stage.state(ONE), Some(InstanceState::Missing));
     stage.send(&restart(ONE));
-    assert_eq!(
-        stage.next::<RestartFailure>().reason,
-        RestartFailureReason::InstanceCorrupt
-    );
+    assert_eq!(stage.next::<RestartFailure>().reason, Reason::InstanceCorrupt);
     stage.send(&start(ONE));
-    assert_eq!(
-        stage.next::<StartFailure>().reason,
-        StartFailureReason::InstanceExists
-    );
+    assert_eq!(stage.next::<StartFailure>().reason, Reason::InstanceExists);
     stage.send(&delete(ONE, false));
     stage.removed(ONE);
     stage.next::<InstanceDeleted>();
@@ -249,16 +243,10 @@ fn lost_records_are_replaced() {
     );
     assert_eq!(stage.state(ONE), Some(InstanceState::Missing));
     stage.send(&restart(ONE));
-    assert_eq!(
-        stage.next::<RestartFailure>().reason,
-        RestartFailureReason::LaunchFailure
-    );
+    assert_eq!(stage.next::<RestartFailure>().reason, Reason::LaunchFailure);
     // The instance may run, so its record is neither changed nor removed.
     stage.send(&delete(ONE, false));
-    assert_eq!(
-        stage.next::<DeleteFailure>().reason,
-        DeleteFailureReason::InvalidData
-    );
+    assert_eq!(stage.next::<DeleteFailure>().reason, Reason::InvalidData);
     let changes = |job: &Job| matches!(job, Job::Save { .. } | Job::Remove { .. });
     assert!(!stage.jobs.iter().any(changes));
 }
@@ -289,7 +277,7 @@ fn a_start_that_the_former_agent_could_not_answer_is_answered() {
         );
         assert_eq!(
             (failure.reason, failure.restart),
-            (StartFailureReason::LaunchFailure, restart)
+            (Reason::LaunchFailure, restart)
         );
     }
     stage.nothing::<StartFailure>();
@@ -373,12 +361,9 @@ fn an_instance_whose_driver_is_missing_is_neither_stopped_nor_deleted() {
     stage.control.adopt(stage.now, NodeRecord::default(), vec![runs]);
     stage.connect();
     stage.send(&stop(ONE));
-    assert_eq!(stage.next::<StopFailure>().reason, StopFailureReason::InvalidData);
+    assert_eq!(stage.next::<StopFailure>().reason, Reason::InvalidData);
     stage.send(&delete(ONE, false));
-    assert_eq!(
-        stage.next::<DeleteFailure>().reason,
-        DeleteFailureReason::InvalidData
-    );
+    assert_eq!(stage.next::<DeleteFailure>().reason, Reason::InvalidData);
 }
 
 /// Networks that note which instances they are made for.
@@ -483,7 +468,7 @@ fn recent_failures_of_starts_are_sent_again_in_a_new_session() {
     let again: StartFailure = stage.next();
     assert_eq!(
         (again.instance_uuid, again.reason),
-        (ONE.into(), StartFailureReason::ImageFailure)
+        (ONE.into(), Reason::ImageFailure)
     );
     stage.pass(REPEATED);
     reconnect(&mut stage);
@@ -510,10 +495,7 @@ fn a_node_whose_record_was_lost_runs_its_instances_on_and_takes_no_start_until_r
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
     assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Terminate(..))));
     stage.send(&start(TWO));
-    assert_eq!(
-        stage.next::<StartFailure>().reason,
-        StartFailureReason::NodeMaintenance
-    );
+    assert_eq!(stage.next::<StartFailure>().reason, Reason::NodeMaintenance);
     // The next agent is closed as well, whatever is written meanwhile.
     stage.feed(Input::ToggleOffline);
     let saved = |job: &Job| match job {

@@ -8,8 +8,6 @@ fn policy(text: &str) -> Arc<Policy> {
 
 #[test]
 fn every_start_failure_has_its_reason() {
-    use StartFailureReason as Reason;
-
     type Prepare = fn(&mut Stage);
     type Change = fn(&mut Start);
     let nothing: Prepare = |_| {};

@@ -99,11 +99,11 @@ fn the_end_of_a_run_is_reported_until_the_next_run() {
 #[test]
 fn a_failed_launch_leaves_no_instance() {
     for (fault, reason) in [
-        (Reason::InvalidData, StartFailureReason::InvalidData),
-        (Reason::ImageFailure, StartFailureReason::ImageFailure),
-        (Reason::FullCn, StartFailureReason::FullCn),
-        (Reason::NetworkFailure, StartFailureReason::NetworkFailure),
-        (Reason::LaunchFailure, StartFailureReason::LaunchFailure),
+        (Reason::InvalidData, Reason::InvalidData),
+        (Reason::ImageFailure, Reason::ImageFailure),
+        (Reason::FullCn, Reason::FullCn),
+        (Reason::NetworkFailure, Reason::NetworkFailure),
+        (Reason::LaunchFailure, Reason::LaunchFailure),
     ] {
         let mut stage = Stage::new();
         let text = String::from_utf8(Frame::of(&start(ONE)).payload_bytes().to_vec()).unwrap();
@@ -228,10 +228,7 @@ fn a_delete_that_fails_is_answered_and_can_be_repeated() {
         instance: ONE,
         result: Err("read-only".into()),
     }));
-    assert_eq!(
-        stage.next::<DeleteFailure>().reason,
-        DeleteFailureReason::InvalidData
-    );
+    assert_eq!(stage.next::<DeleteFailure>().reason, Reason::InvalidData);
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
     stage.jobs.clear();
     stage.send(&delete(ONE, false));
@@ -321,10 +318,7 @@ fn a_failed_restart_keeps_the_instance() {
     let mut again = restart(ONE);
     again.requirements.mem_mb = 2000;
     stage.send(&again);
-    assert_eq!(
-        stage.next::<RestartFailure>().reason,
-        RestartFailureReason::LaunchFailure
-    );
+    assert_eq!(stage.next::<RestartFailure>().reason, Reason::LaunchFailure);
     again.requirements.mem_mb = 300;
     let text = String::from_utf8(Frame::of(&again).payload_bytes().to_vec()).unwrap();
     stage.raw(
@@ -346,7 +340,7 @@ fn a_failed_restart_keeps_the_instance() {
     let failure: RestartFailure = stage.next();
     assert_eq!(
         (failure.reason, &failure.command_id[..]),
-        (RestartFailureReason::LaunchFailure, "mine")
+        (Reason::LaunchFailure, "mine")
     );
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
 }
@@ -414,7 +408,7 @@ fn a_start_that_an_evacuation_cancels_fails_with_node_maintenance_only() {
             result: Err(Refused::launch("the launch was cancelled")),
         }));
         let failure: StartFailure = stage.next();
-        assert_eq!(failure.reason, StartFailureReason::NodeMaintenance);
+        assert_eq!(failure.reason, Reason::NodeMaintenance);
         stage.nothing::<InstanceStopped>();
         stage.next::<Maintenance>();
     }

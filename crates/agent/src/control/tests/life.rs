@@ -149,10 +149,7 @@ fn commands_to_end_an_instance_cancel_its_restart() {
             assert!(!is_restart_due(&mut stage));
             stays_ended(&mut stage);
             stage.send(&stop(ONE));
-            assert_eq!(
-                stage.next::<StopFailure>().reason,
-                StopFailureReason::AlreadyStopped
-            );
+            assert_eq!(stage.next::<StopFailure>().reason, Reason::AlreadyStopped);
         } else {
             stage.removed(ONE);
             stage.next::<InstanceDeleted>();
@@ -502,10 +499,7 @@ fn unsupported_settings_of_a_start_are_refused() {
         change(&mut start);
         let mut stage = Stage::new();
         stage.send(&start);
-        assert_eq!(
-            stage.next::<StartFailure>().reason,
-            StartFailureReason::LaunchFailure
-        );
+        assert_eq!(stage.next::<StartFailure>().reason, Reason::LaunchFailure);
     }
 }
 

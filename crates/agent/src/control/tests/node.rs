@@ -202,10 +202,7 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     stage.send(&evacuate());
     stage.job(|job| matches!(job, Job::SaveNode(node, None) if node.maintenance).then_some(()));
     stage.send(&start(OTHER));
-    assert_eq!(
-        stage.next::<StartFailure>().reason,
-        StartFailureReason::NodeMaintenance
-    );
+    assert_eq!(stage.next::<StartFailure>().reason, Reason::NodeMaintenance);
     stage.end(ONE, 143);
     let stopped: InstanceStopped = stage.next();
     assert_eq!((stopped.instance_uuid, stopped.end.exit_code), (ONE.into(), 143));
@@ -219,15 +216,9 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
     assert_eq!(stage.stats().status, NodeStatus::Maintenance);
 
     stage.send(&restart(ONE));
-    assert_eq!(
-        stage.next::<RestartFailure>().reason,
-        RestartFailureReason::LaunchFailure
-    );
+    assert_eq!(stage.next::<RestartFailure>().reason, Reason::LaunchFailure);
     stage.send(&start(ONE));
-    assert_eq!(
-        stage.next::<StartFailure>().reason,
-        StartFailureReason::NodeMaintenance
-    );
+    assert_eq!(stage.next::<StartFailure>().reason, Reason::NodeMaintenance);
     // A repeated EVACUATE is answered with the status and STATS again.
     stage.measure();
     stage.sent.clear();
@@ -269,7 +260,7 @@ fn a_drained_node_keeps_its_instances_and_takes_no_start_until_it_is_restored() 
     stage.send(&start(TWO));
     assert_eq!(
         stage.next::<StartFailure>().reason,
-        ssntp_payload::StartFailureReason::NodeMaintenance
+        ssntp_payload::Reason::NodeMaintenance
     );
     // A repeated one is answered with the status again.
     stage.sent.clear();
@@ -582,7 +573,7 @@ fn a_node_without_tenants_networks_refuses_a_tenants_subnet() {
     start.networking.private_ip = "172.16.0.5".into();
     stage.send(&start);
     let failure: StartFailure = stage.next();
-    assert_eq!(failure.reason, StartFailureReason::NetworkFailure);
+    assert_eq!(failure.reason, Reason::NetworkFailure);
     assert!(failure.detail.contains("--network tenants"), "{}", failure.detail);
 }
 

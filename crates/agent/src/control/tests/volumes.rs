@@ -25,7 +25,7 @@ fn volumes_are_attached_and_detached() {
     stage.send(&attach(ONE, VOLUME));
     assert_eq!(
         stage.next::<AttachVolumeFailure>().reason,
-        AttachVolumeFailureReason::AlreadyAttached
+        Reason::AlreadyAttached
     );
     stage.launched(ONE);
     let first = op(&mut stage);
@@ -38,15 +38,12 @@ fn volumes_are_attached_and_detached() {
     let failure: AttachVolumeFailure = stage.next();
     assert_eq!(
         (failure.reason, failure.volume_uuid),
-        (AttachVolumeFailureReason::StateFailure, TWO.into())
+        (Reason::StateFailure, TWO.into())
     );
     assert_eq!(stage.stats().instances[0].volumes, [Id::from(VOLUME)]);
 
     stage.send(&detach(ONE, TWO));
-    assert_eq!(
-        stage.next::<DetachVolumeFailure>().reason,
-        DetachVolumeFailureReason::NotAttached
-    );
+    assert_eq!(stage.next::<DetachVolumeFailure>().reason, Reason::NotAttached);
     stage.send(&detach(ONE, VOLUME));
     let third = op(&mut stage);
     // If the instance ends, commands that wait are refused.
@@ -55,7 +52,7 @@ fn volumes_are_attached_and_detached() {
     done(&mut stage, third, Ok(()));
     assert_eq!(
         stage.next::<AttachVolumeFailure>().reason,
-        AttachVolumeFailureReason::InstanceFailure
+        Reason::InstanceFailure
     );
     assert!(stage.stats().instances[0].volumes.is_empty());
 
@@ -64,15 +61,12 @@ fn volumes_are_attached_and_detached() {
     }
     assert_eq!(
         stage.next::<AttachVolumeFailure>().reason,
-        AttachVolumeFailureReason::InstanceFailure
+        Reason::InstanceFailure
     );
 
     Arc::make_mut(&mut stage.control.settings).has_volumes = false;
     stage.send(&detach(ONE, VOLUME));
-    assert_eq!(
-        stage.next::<DetachVolumeFailure>().reason,
-        DetachVolumeFailureReason::NotSupported
-    );
+    assert_eq!(stage.next::<DetachVolumeFailure>().reason, Reason::NotSupported);
 }
 
 #[test]

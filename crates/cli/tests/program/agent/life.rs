@@ -198,7 +198,7 @@ fn an_instance_that_waits_for_its_restart_can_be_stopped() {
     cluster.next(|stopped: &InstanceStopped| stopped.instance_uuid == id);
     cluster.send(&stop(id));
     let failure: StopFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, StopFailureReason::AlreadyStopped);
+    assert_eq!(failure.reason, Reason::AlreadyStopped);
 }
 
 /// Changes the record of an instance as if it were from another boot of the machine.

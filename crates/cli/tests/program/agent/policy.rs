@@ -89,7 +89,7 @@ fn a_start_as_a_user_that_the_policy_does_not_name_is_refused() {
         let start = cluster.script("exec sleep 1000");
         cluster.send(&start);
         let failure: StartFailure = cluster.next(|f: &StartFailure| f.instance_uuid == start.instance_uuid);
-        assert_eq!(failure.reason, StartFailureReason::LaunchFailure, "{child_user}");
+        assert_eq!(failure.reason, Reason::LaunchFailure, "{child_user}");
         assert!(!cluster.instance_dir(start.instance_uuid).exists());
     }
 }
@@ -156,7 +156,7 @@ fn an_instance_beyond_its_disk_limit_is_killed() {
     // A restart is refused as long as the instance exceeds its limit.
     cluster.send(&restart(greedy));
     let failure: RestartFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, RestartFailureReason::LaunchFailure);
+    assert_eq!(failure.reason, Reason::LaunchFailure);
     fs::remove_file(cluster.instance_dir(greedy).join("work/file")).unwrap();
 }
 

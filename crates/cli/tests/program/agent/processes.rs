@@ -25,7 +25,7 @@ fn a_persistent_process_is_started_stopped_restarted_and_deleted() {
     cluster.send(&stop(id));
     assert_eq!(
         cluster.next(|_: &StopFailure| true).reason,
-        StopFailureReason::AlreadyStopped
+        Reason::AlreadyStopped
     );
 
     cluster.send(&restart(id));
@@ -33,13 +33,13 @@ fn a_persistent_process_is_started_stopped_restarted_and_deleted() {
     cluster.output(id, 2);
     cluster.send(&restart(id));
     let failure: RestartFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, RestartFailureReason::AlreadyRunning);
+    assert_eq!(failure.reason, Reason::AlreadyRunning);
 
     cluster.send(&start);
     let failure: StartFailure = cluster.next(|_| true);
     assert_eq!(
         (failure.reason, failure.node_uuid),
-        (StartFailureReason::AlreadyRunning, NODE.into())
+        (Reason::AlreadyRunning, NODE.into())
     );
 
     let pid = cluster.pid(id);
@@ -97,10 +97,7 @@ fn a_process_that_is_not_persistent_is_deleted_when_it_is_stopped() {
     cluster.send(&stop(start.instance_uuid));
     cluster.next(|deleted: &InstanceDeleted| deleted.instance_uuid == start.instance_uuid);
     cluster.send(&stop(start.instance_uuid));
-    assert_eq!(
-        cluster.next(|_: &StopFailure| true).reason,
-        StopFailureReason::NoInstance
-    );
+    assert_eq!(cluster.next(|_: &StopFailure| true).reason, Reason::NoInstance);
 }
 
 #[test]
@@ -116,7 +113,7 @@ fn a_missing_program_fails_and_a_program_that_ends_at_once_has_exited() {
         change(&mut start);
         cluster.send(&start);
         let failure: StartFailure = cluster.next(|_| true);
-        assert_eq!(failure.reason, StartFailureReason::LaunchFailure);
+        assert_eq!(failure.reason, Reason::LaunchFailure);
         assert_eq!(failure.instance_uuid, start.instance_uuid);
         assert!(!cluster.instance_dir(start.instance_uuid).exists());
     }
@@ -127,7 +124,7 @@ fn a_missing_program_fails_and_a_program_that_ends_at_once_has_exited() {
     cluster.send(&start);
     assert_eq!(
         cluster.next(|_: &StartFailure| true).reason,
-        StartFailureReason::InstanceExists
+        Reason::InstanceExists
     );
 }
 
@@ -213,15 +210,15 @@ fn volumes_are_links_that_the_process_sees() {
 
     cluster.send(&attach(id, volume));
     let failure: AttachVolumeFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, AttachVolumeFailureReason::AlreadyAttached);
+    assert_eq!(failure.reason, Reason::AlreadyAttached);
     cluster.send(&attach(id, Uuid::new_v4()));
     let failure: AttachVolumeFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, AttachVolumeFailureReason::AttachFailure);
+    assert_eq!(failure.reason, Reason::AttachFailure);
     cluster.send(&detach(id, volume));
     cluster.next(has(1));
     cluster.send(&detach(id, volume));
     let failure: DetachVolumeFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, DetachVolumeFailureReason::NotAttached);
+    assert_eq!(failure.reason, Reason::NotAttached);
 
     // Volumes outlive their instances.
     cluster.send(&delete(id));
@@ -241,10 +238,7 @@ fn volumes_are_links_that_the_process_sees() {
         ..Storage::default()
     });
     cluster.send(&start);
-    assert_eq!(
-        cluster.next(|_: &StartFailure| true).reason,
-        StartFailureReason::ImageFailure
-    );
+    assert_eq!(cluster.next(|_: &StartFailure| true).reason, Reason::ImageFailure);
 }
 
 #[test]
@@ -264,7 +258,7 @@ fn a_node_is_evacuated_and_restored() {
     cluster.send(&restart(kept));
     assert_eq!(
         cluster.next(|_: &RestartFailure| true).reason,
-        RestartFailureReason::LaunchFailure
+        Reason::LaunchFailure
     );
     cluster.send(&restore());
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Ready);
@@ -281,10 +275,7 @@ fn an_offline_node_keeps_reporting() {
     let stats: Stats = cluster.next(|stats: &Stats| stats.status == NodeStatus::Offline);
     assert_eq!(stats.instances[0].state, InstanceState::Active);
     cluster.send(&stop(id));
-    assert_eq!(
-        cluster.next(|_: &StopFailure| true).reason,
-        StopFailureReason::NoInstance
-    );
+    assert_eq!(cluster.next(|_: &StopFailure| true).reason, Reason::NoInstance);
     cluster.toggle_offline();
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Ready);
     cluster.send(&stop(id));
@@ -303,10 +294,7 @@ fn the_scheduler_sees_the_capacity_that_flags_give() {
     cluster.wait_state(start.instance_uuid, InstanceState::Active);
     start.instance_uuid = Uuid::new_v4();
     cluster.send(&start);
-    assert_eq!(
-        cluster.next(|_: &StartFailure| true).reason,
-        StartFailureReason::FullCloud
-    );
+    assert_eq!(cluster.next(|_: &StartFailure| true).reason, Reason::FullCloud);
     start.requirements.mem_mb = 400;
     cluster.send(&start);
     cluster.next(|stats: &Stats| stats.status == NodeStatus::Full && stats.mem_available_mb == 0);
@@ -324,7 +312,7 @@ fn an_agent_without_state_reports_and_starts_nothing() {
     cluster.send(&start);
     assert_eq!(
         cluster.next(|_: &StartFailure| true).reason,
-        StartFailureReason::LaunchFailure
+        Reason::LaunchFailure
     );
     agent.stop();
 }

@@ -73,7 +73,7 @@ fn a_damaged_record_has_no_effect_and_a_damaged_start_only_prevents_a_restart() 
     cluster.wait_state(start, InstanceState::Missing);
     cluster.send(&restart(start));
     let failure: RestartFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, RestartFailureReason::InstanceCorrupt);
+    assert_eq!(failure.reason, Reason::InstanceCorrupt);
     cluster.send(&delete(start));
     cluster.next(|_: &InstanceDeleted| true);
 }
@@ -129,7 +129,7 @@ fn an_unwritable_state_directory_fails_commands_and_nothing_else() {
     fs::write(&volumes, "").unwrap();
     cluster.send(&attach(id, volume));
     let failure: AttachVolumeFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, AttachVolumeFailureReason::StateFailure);
+    assert_eq!(failure.reason, Reason::StateFailure);
 
     let aside = cluster.path("state/elsewhere");
     fs::rename(&instances, &aside).unwrap();
@@ -137,13 +137,13 @@ fn an_unwritable_state_directory_fails_commands_and_nothing_else() {
     let start = cluster.script("exec sleep 1000");
     cluster.send(&start);
     let failure: StartFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, StartFailureReason::LaunchFailure);
+    assert_eq!(failure.reason, Reason::LaunchFailure);
     // Running instances are still stopped.
     cluster.send(&stop(id));
     cluster.wait_state(id, InstanceState::Exited);
     cluster.send(&delete(id));
     let failure: DeleteFailure = cluster.next(|_| true);
-    assert_eq!(failure.reason, DeleteFailureReason::InvalidData);
+    assert_eq!(failure.reason, Reason::InvalidData);
 
     fs::remove_file(&instances).unwrap();
     fs::rename(&aside, &instances).unwrap();

@@ -52,7 +52,7 @@ use crate::figures::tally;
 use crate::messages::{Intent, LOST, MAX_INTENTS, StartState};
 use crate::placement::{Allocation, Siblings};
 use ssntp_cluster::phase::Phase;
-use ssntp_payload::{CommandSubject, InstanceState, StartFailureReason};
+use ssntp_payload::{CommandSubject, InstanceState, Reason};
 use ssntp_transport::Deadlines;
 
 /// The time for which the instances of a node that is away still belong to it. A machine boots in that time.
@@ -308,12 +308,12 @@ impl Instances {
     }
 
     /// The reason why an instance cannot be started, and its node; `None` if its UUID is free.
-    pub(crate) fn taken(&self, instance: Uuid) -> Option<(StartFailureReason, Option<Uuid>)> {
+    pub(crate) fn taken(&self, instance: Uuid) -> Option<(Reason, Option<Uuid>)> {
         let entry = self.by_uuid.get(&instance)?;
         let reason = match entry.state {
-            State::Known(Phase::Ended) => StartFailureReason::InstanceExists,
+            State::Known(Phase::Ended) => Reason::InstanceExists,
             // The UUID of a START that is parked or given up is not free yet either.
-            _ => StartFailureReason::AlreadyRunning,
+            _ => Reason::AlreadyRunning,
         };
         Some((reason, entry.node))
     }
@@ -591,7 +591,7 @@ impl Instances {
     }
 
     /// Handles a StartFailure of a node.
-    pub(super) fn failed(&mut self, instance: Uuid, node: Uuid, reason: &StartFailureReason) -> StartFailed {
+    pub(super) fn failed(&mut self, instance: Uuid, node: Uuid, reason: &Reason) -> StartFailed {
         let Some(entry) = self.by_uuid.get(&instance) else {
             let meaning = self.answered.meaning_of(instance, node);
             if matches!(meaning, StartFailed::Unknown) {

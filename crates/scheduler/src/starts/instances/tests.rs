@@ -129,7 +129,7 @@ fn an_instance_whose_start_timed_out_is_deleted_when_reported_and_frees_its_uuid
     let mut stage = Stage::new();
     stage.give(ONE, NODE);
     assert_eq!(stage.pass(SECOND * 90), [ONE]);
-    let taken = (StartFailureReason::AlreadyRunning, Some(NODE));
+    let taken = (Reason::AlreadyRunning, Some(NODE));
     assert_eq!(stage.table.taken(ONE), Some(taken.clone()));
     for state in [Pending, Active, Exited] {
         assert_eq!(stage.report(NODE, &[(ONE, state)]).unwanted, [ONE]);
@@ -138,7 +138,7 @@ fn an_instance_whose_start_timed_out_is_deleted_when_reported_and_frees_its_uuid
     assert_eq!(stage.table.taken(ONE), Some(taken));
     stage.report(NODE, &[]);
     assert_eq!(stage.table.taken(ONE), None);
-    let again = stage.table.failed(ONE, NODE, &StartFailureReason::LaunchFailure);
+    let again = stage.table.failed(ONE, NODE, &Reason::LaunchFailure);
     assert!(
         matches!(again, StartFailed::Repeated),
         "the START was answered before"
@@ -265,7 +265,7 @@ fn an_instance_that_is_started_again_is_not_the_one_that_ended_with_its_node() {
     stage.table.end_with_node(TWO);
     // A START that fails does not make the former instance wanted.
     stage.give(TWO, OTHER);
-    let failed = stage.table.failed(TWO, OTHER, &StartFailureReason::ImageFailure);
+    let failed = stage.table.failed(TWO, OTHER, &Reason::ImageFailure);
     assert!(matches!(failed, StartFailed::Answer(_)));
     assert_eq!(next(&stage).report(NODE, &[(TWO, Active)]).unwanted, [TWO]);
     stage.give(TWO, OTHER);
@@ -288,9 +288,7 @@ fn an_instance_that_ended_with_its_node_stays_so_for_the_others_if_its_start_fin
     stage.table.end_with_node(ONE);
     stage.give(ONE, OTHER);
     // The machine has joined again.
-    let failed = stage
-        .table
-        .failed(ONE, OTHER, &StartFailureReason::AlreadyRunning);
+    let failed = stage.table.failed(ONE, OTHER, &Reason::AlreadyRunning);
     assert!(matches!(failed, StartFailed::Answer(_)));
     let mut term = Term::default();
     term.store_intents(stage.table.handover.take_intents());
@@ -386,7 +384,7 @@ fn reports_of_another_node_do_not_change_an_instance() {
     stage.give(TWO, NODE);
     let report = stage.report(OTHER, &[(ONE, Exited), (TWO, Active)]);
     assert_eq!(report.foreign, HashSet::from([ONE, TWO]));
-    let reason = StartFailureReason::ImageFailure;
+    let reason = Reason::ImageFailure;
     for instance in [ONE, TWO] {
         let failed = stage.table.failed(instance, OTHER, &reason);
         assert!(matches!(failed, StartFailed::Foreign));
@@ -409,7 +407,7 @@ fn a_restarted_scheduler_forwards_the_failure_of_an_unknown_start() {
     let mut stage = Stage::new();
     stage.report(NODE, &[(ONE, Pending), (TWO, Pending)]);
     stage.report(NODE, &[(ONE, Active), (TWO, Pending)]);
-    let reason = StartFailureReason::ImageFailure;
+    let reason = Reason::ImageFailure;
     let failed = stage.table.failed(TWO, NODE, &reason);
     assert!(
         matches!(failed, StartFailed::Unknown),
@@ -439,10 +437,7 @@ fn the_starts_that_wait_for_an_answer_are_counted() {
     assert!(stage.table.is_full());
     stage.report(NODE, &[(ONE, Exited)]);
     assert!(!stage.table.is_full());
-    assert_eq!(
-        stage.table.taken(ONE),
-        Some((StartFailureReason::InstanceExists, Some(NODE)))
-    );
+    assert_eq!(stage.table.taken(ONE), Some((Reason::InstanceExists, Some(NODE))));
     stage.table.ended(ONE, false);
     assert_eq!(stage.table.taken(ONE), None);
 }

@@ -10,13 +10,13 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     let order = rig.order(&start());
     rig.frame(&StartFailure {
         instance_uuid: VOLUME.into(),
-        reason: StartFailureReason::FullCloud,
+        reason: Reason::FullCloud,
         ..StartFailure::default()
     });
     open(&order);
     rig.frame(&StartFailure {
         instance_uuid: instance_uuid.clone(),
-        reason: StartFailureReason::FullCloud,
+        reason: Reason::FullCloud,
         ..StartFailure::default()
     });
     assert_eq!(
@@ -28,7 +28,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     rig.frame(&StopFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
-        reason: StopFailureReason::AlreadyStopped,
+        reason: Reason::AlreadyStopped,
         ..StopFailure::default()
     });
     assert!(failed(&order).ends_with("was not stopped: it has stopped already (already_stopped)"));
@@ -37,7 +37,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     rig.frame(&RestartFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
-        reason: RestartFailureReason::AlreadyRunning,
+        reason: Reason::AlreadyRunning,
         ..RestartFailure::default()
     });
     assert!(failed(&order).ends_with("was not restarted: it runs already (already_running)"));
@@ -56,7 +56,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     let delete_failure = DeleteFailure {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
-        reason: DeleteFailureReason::NoInstance,
+        reason: Reason::NoInstance,
         ..DeleteFailure::default()
     };
     rig.frame(&delete_failure);
@@ -84,7 +84,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         volume_uuid: NODE.into(),
-        reason: AttachVolumeFailureReason::AttachFailure,
+        reason: Reason::AttachFailure,
         ..AttachVolumeFailure::default()
     };
     rig.frame(&other_volume);
@@ -104,7 +104,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     let order = rig.order(&assign);
     rig.frame(&AssignPublicIpFailure::of(
         CommandSubject::of(&Frame::of(&assign)),
-        PublicIpFailureReason::NoInstance,
+        Reason::NoInstance,
     ));
     assert!(
         failed(&order)
@@ -125,14 +125,21 @@ fn every_reason_has_words() {
             assert!(text.ends_with(&format!(" ({reason})")), "{text}");
         }
     }
-    words(ErrorCode::START_FAILURE, StartFailureReason::ALL);
-    words(ErrorCode::STOP_FAILURE, StopFailureReason::ALL);
-    words(ErrorCode::RESTART_FAILURE, RestartFailureReason::ALL);
-    words(ErrorCode::DELETE_FAILURE, DeleteFailureReason::ALL);
-    words(ErrorCode::ATTACH_VOLUME_FAILURE, AttachVolumeFailureReason::ALL);
-    words(ErrorCode::DETACH_VOLUME_FAILURE, DetachVolumeFailureReason::ALL);
-    words(ErrorCode::ASSIGN_PUBLIC_IP_FAILURE, PublicIpFailureReason::ALL);
-    words(ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE, PublicIpFailureReason::ALL);
+    // The failure of a command has the word `no_instance` for a receiver that is not connected.
+    let is_of_command = |reason: &&Reason| !matches!(reason, Reason::NotConnected | Reason::RoleNotAllowed);
+    let of_commands: Vec<_> = Reason::ALL.iter().filter(is_of_command).collect();
+    for error in [
+        ErrorCode::START_FAILURE,
+        ErrorCode::STOP_FAILURE,
+        ErrorCode::RESTART_FAILURE,
+        ErrorCode::DELETE_FAILURE,
+        ErrorCode::ATTACH_VOLUME_FAILURE,
+        ErrorCode::DETACH_VOLUME_FAILURE,
+        ErrorCode::ASSIGN_PUBLIC_IP_FAILURE,
+        ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE,
+    ] {
+        words(error, &of_commands);
+    }
     words(ErrorCode::INVALID_FRAME_TYPE, InvalidFrameTypeReason::ALL);
     words(
         ErrorCode::INVALID_FRAME_TYPE,

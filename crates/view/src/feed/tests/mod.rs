@@ -215,7 +215,7 @@ fn a_start_that_is_no_longer_listed_was_not_shown_to_run() {
     open(&order);
     rig.frame(&StartFailure {
         instance_uuid: VOLUME.into(),
-        reason: StartFailureReason::LaunchFailure,
+        reason: Reason::LaunchFailure,
         ..StartFailure::default()
     });
     assert!(failed(&order).ends_with("(launch_failure)"));
@@ -230,7 +230,7 @@ fn a_failure_has_the_detail_of_its_frame() {
     });
     rig.frame(&StartFailure {
         instance_uuid: INSTANCE.into(),
-        reason: StartFailureReason::LaunchFailure,
+        reason: Reason::LaunchFailure,
         detail: "/opt/tool: Permission denied".into(),
         ..StartFailure::default()
     });

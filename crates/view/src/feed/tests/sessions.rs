@@ -264,7 +264,7 @@ fn a_failure_of_another_controllers_command_for_the_same_instance_settles_no_ord
         rig.frame(&RestartFailure {
             instance_uuid: INSTANCE.into(),
             node_uuid: NODE.into(),
-            reason: RestartFailureReason::AlreadyRunning,
+            reason: Reason::AlreadyRunning,
             command_id: command_id.into(),
             ..RestartFailure::default()
         });
