@@ -412,22 +412,4 @@ impl Workload {
             ..Rollout::default()
         };
     }
-
-    /// Completes a workload of an earlier version of this program: the health check was no part of
-    /// the template, and there was no record of good versions.
-    pub(crate) fn complete(mut self) -> Self {
-        if self
-            .versions
-            .iter()
-            .all(|version| version.template.health.is_none())
-        {
-            for version in &mut self.versions {
-                version.template.health.clone_from(&self.spec.health);
-            }
-        }
-        if self.good.is_empty() {
-            self.good.extend(self.stable);
-        }
-        self
-    }
 }

@@ -1,23 +1,20 @@
 //! Following the history: each row exactly once, in the order of the numbers.
 //!
 //! ```text
-//!  subscribed ─▶ rows behind the last one? ── some ──▶ returned one by one ─┐
-//!                      ▲         └── none ──▶ wait for a commit             │
-//!                      └───────────────────────────┴────────────────────────┘
+//!  rows behind the last one? ── some ──▶ returned one by one ─┐
+//!        ▲         └── none ──▶ wait for a commit             │
+//!        └───────────────────────────┴────────────────────────┘
 //! ```
-//!
-//! The follower subscribes before it reads for the first time, so a commit that comes after a
-//! reading always wakes it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
-
-use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::error::StoreError;
 use super::history::{History, MAX_ROWS, Query};
+use super::shared::Shared;
 use crate::model::Row;
-use ssntp_transport::{deadline, remaining};
+use ssntp_transport::{deadline, locked};
 
 /// A reader of the history that waits for new rows.
 #[derive(Debug)]
@@ -26,24 +23,21 @@ pub struct Follow {
     last: i64,
     /// Rows that were read and not returned yet, at most 1,000.
     backlog: VecDeque<Row>,
-    /// Holds a message if there was a commit since the last one was received.
-    commits: Receiver<()>,
+    shared: Arc<Shared>,
 }
 
 impl Follow {
-    /// `commits` has a message after each commit since before this call.
-    pub(super) fn new(
-        history: History,
-        commits: Receiver<()>,
-        after: Option<i64>,
-    ) -> Result<Self, StoreError> {
-        let last = after.map_or_else(|| history.last_id(), Ok)?;
-        let backlog = VecDeque::new();
+    pub(super) fn new(shared: &Arc<Shared>, after: Option<i64>) -> Result<Self, StoreError> {
+        let history = History::open(&shared.file)?;
+        let progress = locked(&shared.progress);
+        if progress.is_ended {
+            return Err(StoreError::Closed);
+        }
         Ok(Self {
             history,
-            last,
-            backlog,
-            commits,
+            last: after.unwrap_or(progress.last),
+            backlog: VecDeque::new(),
+            shared: Arc::clone(shared),
         })
     }
 
@@ -52,9 +46,10 @@ impl Follow {
     /// # Errors
     /// [`StoreError`]; [`Closed`](StoreError::Closed) once the controller has ended.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Row>, StoreError> {
-        // A commit without a row of the history wakes the wait as well, and must not extend it.
         let end = deadline(timeout);
         loop {
+            // Asked before the rows, so that a row which is written meanwhile ends the wait at once.
+            let newest = locked(&self.shared.progress).last;
             if self.backlog.is_empty() {
                 let rows = self.history.rows(&Query {
                     after: Some(self.last),
@@ -67,10 +62,10 @@ impl Follow {
                 self.last = row.id;
                 return Ok(Some(row));
             }
-            match self.commits.recv_timeout(remaining(end)) {
-                Ok(()) => {}
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => return Err(StoreError::Closed),
+            // Rows that are not there any more were deleted, and are not waited for.
+            self.last = self.last.max(newest);
+            if !self.shared.wait_behind(self.last, end)? {
+                return Ok(None);
             }
         }
     }

@@ -18,7 +18,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `schema` | the tables, their versions, and how each kind of row is written and read |
+//! | `schema` | the tables, and how each kind of row is written and read |
 //! | `owner` | the thread |
 //! | `history` | [`History`]: reading |
 //! | `follow` | [`Follow`]: reading, and waiting for new rows |
@@ -37,8 +37,7 @@ mod tests;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use rusqlite::Connection;
@@ -48,7 +47,7 @@ pub use self::follow::Follow;
 pub use self::history::{History, Query, UuidPrefix};
 pub(crate) use self::schema::MAX_TEXT;
 pub use self::shared::Limits;
-use self::shared::{Job, LOCK, Shared, identity};
+use self::shared::{Job, LOCK, Shared};
 use crate::model::{State, Write};
 use ssntp_transport::locked;
 use ssntp_transport::threads::{self, Joined};
@@ -115,14 +114,7 @@ impl Store {
         let opened = schema::open(&file, limits)?;
         let loaded = schema::load(&opened).and_then(|state| Ok((state, schema::last_id(&opened)?)));
         let (state, last) = loaded.map_err(|e| StoreError::of(&file, e))?;
-        let shared = Arc::new(Shared {
-            identity: identity(&file),
-            file: file.clone(),
-            followers: Mutex::new(Some(Vec::new())),
-            failing: Mutex::new(None),
-            last: last.into(),
-            dropped: 0.into(),
-        });
+        let shared = Arc::new(Shared::new(file.clone(), last));
         let (jobs, received) = bounded(MOST_WAITING);
         let thread = start(opened, received, Arc::clone(&shared), limits).map_err(failed)?;
         let store = Self {
@@ -155,23 +147,23 @@ impl Store {
         let count = writes.len() as u64;
         let job = Job { writes, reply: None };
         if let Err(TrySendError::Full(_)) = self.jobs.try_send(job) {
-            self.shared.dropped.fetch_add(count, Ordering::Relaxed);
+            locked(&self.shared.progress).dropped += count;
         }
     }
 
     /// The error of the last commit, if it failed.
     pub fn failing(&self) -> Option<StoreError> {
-        locked(&self.shared.failing).clone()
+        locked(&self.shared.progress).failing.clone()
     }
 
     /// The highest number that a row of the history ever had; 0 before the first row.
     pub fn last_id(&self) -> i64 {
-        self.shared.last.load(Ordering::Acquire)
+        locked(&self.shared.progress).last
     }
 
     /// The number of changes that were dropped.
     pub fn dropped(&self) -> u64 {
-        self.shared.dropped.load(Ordering::Relaxed)
+        locked(&self.shared.progress).dropped
     }
 
     /// A handle for reading the database, from any thread.
@@ -188,8 +180,7 @@ fn start(
 ) -> std::io::Result<Joined> {
     threads::joined("ssntp-store", move || {
         owner::Owner::new(connection, &shared, limits).run(&jobs);
-        // Closes the channels, so that followers end.
-        *locked(&shared.followers) = None;
+        shared.update(|progress| progress.is_ended = true);
     })
 }
 
@@ -211,16 +202,6 @@ impl Reading {
     /// # Errors
     /// [`StoreError`]; [`Closed`](StoreError::Closed) once the controller has ended.
     pub fn follow(&self, after: Option<i64>) -> Result<Follow, StoreError> {
-        let commits = self.subscribe().ok_or(StoreError::Closed)?;
-        Follow::new(self.history()?, commits, after)
-    }
-
-    fn subscribe(&self) -> Option<Receiver<()>> {
-        // One place is enough: a message that waits stands for all commits since.
-        let (follower, commits) = bounded(1);
-        // Without this, followers that come and go while there is no commit would add up.
-        self.0.wake_followers();
-        locked(&self.0.followers).as_mut()?.push(follower);
-        Some(commits)
+        Follow::new(&self.0, after)
     }
 }

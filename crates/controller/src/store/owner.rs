@@ -1,6 +1,5 @@
 //! The thread that writes the database.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -102,21 +101,18 @@ impl<'a> Owner<'a> {
                        opened it; restart the controller";
             Err(StoreError::failed(file, Fault::Other, why.into()))
         };
-        let mut failing = locked(&self.shared.failing);
-        match (&outcome, &*failing) {
-            (Err(e), before) if before.as_ref() != Some(e) => warn!(target: LOG, "not written: {e}"),
-            (Ok(_), Some(_)) => info!(target: LOG, "the database takes writes again"),
-            _ => {}
-        }
-        *failing = outcome.as_ref().err().cloned();
-        drop(failing);
-        if let Ok(revisions) = &outcome {
+        self.shared.update(|progress| {
+            match (&outcome, &progress.failing) {
+                (Err(e), before) if before.as_ref() != Some(e) => warn!(target: LOG, "not written: {e}"),
+                (Ok(_), Some(_)) => info!(target: LOG, "the database takes writes again"),
+                _ => {}
+            }
+            progress.failing = outcome.as_ref().err().cloned();
             // This precedes the replies, so that a caller finds the number of its own row.
-            self.shared
-                .last
-                .store(revisions.last().copied().unwrap_or(0), Ordering::Release);
-            self.shared.wake_followers();
-        }
+            if let Ok([.., last]) = outcome.as_deref() {
+                progress.last = *last;
+            }
+        });
         for (at, job) in group.iter().enumerate() {
             let revision = outcome
                 .as_ref()
@@ -126,7 +122,7 @@ impl<'a> Owner<'a> {
                 Some(reply) => drop(reply.try_send(revision.map_err(StoreError::clone))),
                 None if outcome.is_err() => {
                     let lost = job.writes.len() as u64;
-                    self.shared.dropped.fetch_add(lost, Ordering::Relaxed);
+                    locked(&self.shared.progress).dropped += lost;
                 }
                 None => {}
             }

@@ -1,4 +1,4 @@
-//! The tables, their versions, and how each kind of row is written and read.
+//! The tables, and how each kind of row is written and read.
 //!
 //! Workloads and instances are stored as JSON documents: all of them are read at the start, and no
 //! query selects by a field. So a new field needs no new schema.
@@ -14,32 +14,30 @@ use uuid::Uuid;
 
 use super::error::{Fault, StoreError};
 use super::shared::{Limits, size};
-use crate::model::{Event, Figures, Row, State, Workload, Write};
+use crate::model::{Event, Figures, Row, State, Write};
 
-/// The statements that bring the schema from each version to the next one.
-const MIGRATIONS: &[&str] = &[
-    "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
-     CREATE TABLE instances (uuid BLOB PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
-     CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, kind TEXT NOT NULL,
-         workload TEXT, instance BLOB, node BLOB, text TEXT NOT NULL);",
-    "CREATE INDEX history_workload ON history (workload, id) WHERE workload IS NOT NULL;
-     CREATE INDEX history_instance ON history (instance, id) WHERE instance IS NOT NULL;
-     CREATE INDEX history_node ON history (node, id) WHERE node IS NOT NULL;
-     CREATE TABLE figures (node BLOB NOT NULL, at INTEGER NOT NULL, mem_available INTEGER NOT NULL,
-         mem_total INTEGER NOT NULL, disk_available INTEGER NOT NULL, disk_total INTEGER NOT NULL,
-         load INTEGER NOT NULL, instances INTEGER NOT NULL, PRIMARY KEY (node, at)) WITHOUT ROWID;",
-    // The pages of traces and of one kind of events ask for rare kinds again and again.
-    "CREATE INDEX history_kind ON history (kind, id);",
-    "ALTER TABLE history ADD COLUMN actor TEXT;",
-    "ALTER TABLE history ADD COLUMN tenant TEXT;
-     CREATE INDEX history_tenant ON history (tenant, id) WHERE tenant IS NOT NULL;",
-];
+/// The version of the schema, which the database holds as `user_version`.
+const VERSION: i64 = 1;
+/// The statements that make the tables of a new database. The pages of traces and of one kind of events ask for rare
+/// kinds again and again, so kinds have an index as well.
+const SCHEMA: &str = "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE instances (uuid BLOB PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, kind TEXT NOT NULL,
+        workload TEXT, instance BLOB, node BLOB, text TEXT NOT NULL, actor TEXT, tenant TEXT);
+    CREATE INDEX history_workload ON history (workload, id) WHERE workload IS NOT NULL;
+    CREATE INDEX history_instance ON history (instance, id) WHERE instance IS NOT NULL;
+    CREATE INDEX history_node ON history (node, id) WHERE node IS NOT NULL;
+    CREATE INDEX history_kind ON history (kind, id);
+    CREATE INDEX history_tenant ON history (tenant, id) WHERE tenant IS NOT NULL;
+    CREATE TABLE figures (node BLOB NOT NULL, at INTEGER NOT NULL, mem_available INTEGER NOT NULL,
+        mem_total INTEGER NOT NULL, disk_available INTEGER NOT NULL, disk_total INTEGER NOT NULL,
+        load INTEGER NOT NULL, instances INTEGER NOT NULL, PRIMARY KEY (node, at)) WITHOUT ROWID;";
 /// The time limit for waiting for another connection. Only a checkpoint makes one wait.
 const BUSY: Duration = Duration::from_secs(5);
 /// The longest text of a row, in bytes.
 pub(crate) const MAX_TEXT: usize = 4096;
 
-/// Opens the database, checks it, and brings its schema up to date.
+/// Opens the database, checks it, and creates the tables of a new one.
 pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError> {
     let is_new = size(file) == 0;
     let failed = |e| StoreError::of(file, e);
@@ -49,9 +47,8 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
     let found: i64 = connection
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .map_err(failed)?;
-    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
-    if found > known {
-        let file = file.to_owned();
+    if found > VERSION {
+        let (file, known) = (file.to_owned(), VERSION);
         return Err(StoreError::Newer { file, found, known });
     }
     if !is_new {
@@ -71,7 +68,9 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
         }
     }
     configure(&connection, limits).map_err(failed)?;
-    migrate(&mut connection, found).map_err(failed)?;
+    if found == 0 {
+        create(&mut connection).map_err(failed)?;
+    }
     Ok(connection)
 }
 
@@ -87,22 +86,18 @@ fn configure(connection: &Connection, limits: Limits) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "max_page_count", most, |_| Ok(()))
 }
 
-fn migrate(connection: &mut Connection, found: i64) -> rusqlite::Result<()> {
-    let next = (1_i64..).zip(MIGRATIONS).filter(|(version, _)| *version > found);
-    for (version, statements) in next {
-        let transaction = connection.transaction()?;
-        transaction.execute_batch(statements)?;
-        transaction.pragma_update(None, "user_version", version)?;
-        transaction.commit()?;
-    }
-    Ok(())
+fn create(connection: &mut Connection) -> rusqlite::Result<()> {
+    let transaction = connection.transaction()?;
+    transaction.execute_batch(SCHEMA)?;
+    transaction.pragma_update(None, "user_version", VERSION)?;
+    transaction.commit()
 }
 
 /// Reads the workloads and the instances.
 pub(super) fn load(connection: &Connection) -> rusqlite::Result<State> {
     let mut state = State::default();
     let workloads = documents(connection, "SELECT document FROM workloads", |workload| {
-        Write::Workload(Box::new(Workload::complete(workload)))
+        Write::Workload(Box::new(workload))
     })?;
     let instances = documents(connection, "SELECT document FROM instances", Write::Instance)?;
     let all = workloads.into_iter().chain(instances);

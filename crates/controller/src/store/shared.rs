@@ -3,15 +3,14 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU64};
-use std::time::Duration;
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, TrySendError};
+use crossbeam_channel::Sender;
 
 use super::error::StoreError;
 use crate::model::Write;
-use ssntp_transport::locked;
+use ssntp_transport::{locked, locked_again, remaining};
 
 /// The file whose lock shows that a controller uses the directory.
 pub(super) const LOCK: &str = "lock";
@@ -49,22 +48,57 @@ pub(super) struct Shared {
     pub(super) file: PathBuf,
     /// The identity of the files that were opened.
     pub(super) identity: Option<Identity>,
-    /// A channel to each follower. `None` once the thread has ended.
-    pub(super) followers: Mutex<Option<Vec<Sender<()>>>>,
-    /// The error of the last commit, if it failed.
-    pub(super) failing: Mutex<Option<StoreError>>,
+    pub(super) progress: Mutex<Progress>,
+    /// Wakes the followers.
+    changed: Condvar,
+}
+
+/// What the thread has done.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
     /// The number of the last row of the history.
-    pub(super) last: AtomicI64,
-    pub(super) dropped: AtomicU64,
+    pub(super) last: i64,
+    /// The error of the last commit, if it failed.
+    pub(super) failing: Option<StoreError>,
+    /// The number of changes that were dropped.
+    pub(super) dropped: u64,
+    /// True once the thread has ended.
+    pub(super) is_ended: bool,
 }
 
 impl Shared {
-    /// Wakes the followers, which then read the new rows. Forgets those that are gone.
-    pub(super) fn wake_followers(&self) {
-        if let Some(followers) = &mut *locked(&self.followers) {
-            followers
-                .retain(|follower| !matches!(follower.try_send(()), Err(TrySendError::Disconnected(()))));
+    /// `last` is the number of the last row of the history.
+    pub(super) fn new(file: PathBuf, last: i64) -> Self {
+        let progress = Progress {
+            last,
+            ..Progress::default()
+        };
+        Self {
+            identity: identity(&file),
+            file,
+            progress: Mutex::new(progress),
+            changed: Condvar::new(),
         }
+    }
+
+    /// Changes the progress, and wakes the followers.
+    pub(super) fn update(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut locked(&self.progress));
+        self.changed.notify_all();
+    }
+
+    /// Waits until there was a row behind this one; false if there was none by `end`.
+    pub(super) fn wait_behind(&self, row: i64, end: Instant) -> Result<bool, StoreError> {
+        let progress = locked(&self.progress);
+        let is_early = |progress: &mut Progress| progress.last <= row && !progress.is_ended;
+        let waited = self
+            .changed
+            .wait_timeout_while(progress, remaining(end), is_early);
+        let (progress, _) = locked_again(waited);
+        if progress.is_ended && progress.last <= row {
+            return Err(StoreError::Closed);
+        }
+        Ok(progress.last > row)
     }
 }
 
