@@ -517,7 +517,7 @@ fn writes_need_a_token_with_that_right_and_are_refused_to_other_sites() {
 #[test]
 fn without_a_token_only_the_health_is_told() {
     let rig = Rig::of(|config| config);
-    let pages = page::MENU.iter().map(|(path, _)| *path);
+    let pages = page::MENU.iter().map(|(path, ..)| *path);
     for path in pages.chain(["/workloads/web", "/healthz/", "/metrics"]) {
         assert_eq!(rig.ask(&format!("GET {path} HTTP/1.1"), "").0, 303, "{path}");
     }

@@ -1,7 +1,7 @@
 //! The history, page by page.
 
 use super::html::{Html, html};
-use super::scene::{Made, Missing, Scene};
+use super::scene::{Missing, Scene};
 use super::table::{ROWS, choice, neighbour, search_form};
 use crate::clock::time;
 use crate::model::Row;
@@ -22,7 +22,7 @@ const CHUNK: usize = 1000;
 /// | `kind`, `workload`, `instance`, `node` | only rows of this kind, or about this one |
 /// | `before`, `after` | the rows next to the row of this number |
 /// | `sort` | `-id`: the newest first, which is the default; `id`: the oldest first |
-pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     let params = scene.params;
     let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
     let oldest_first = params.get("sort") == "id";
@@ -46,7 +46,6 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
     if query.newest_first == oldest_first {
         rows.reverse();
     }
-    html!(main; "<h1>Events</h1>");
     search_form(main, params);
     html!(main; "<nav class='states' aria-label='Kinds'>");
     for kind in std::iter::once("").chain(KINDS) {
@@ -68,7 +67,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
             " that were searched.</p>"),
     }
     pager(scene, main, &rows, next, &query);
-    Ok("Events".to_owned())
+    Ok(())
 }
 
 /// The first rows that contain the words, and the number of the row after which the next page begins, if

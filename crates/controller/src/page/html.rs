@@ -78,6 +78,16 @@ macro_rules! html {
 }
 pub(crate) use html;
 
+/// A piece of HTML of its own, from the same parts.
+macro_rules! piece {
+    ($($part:tt)*) => {{
+        let mut out = $crate::page::html::Html::default();
+        $crate::page::html::html!(&mut out; $($part)*);
+        out
+    }};
+}
+pub(crate) use piece;
+
 #[cfg(test)]
 mod tests {
     use super::*;

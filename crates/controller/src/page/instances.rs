@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use super::html::{Html, html};
+use super::html::{Html, html, piece};
 use super::scene::{Facts, Made, Missing, Scene};
-use super::table::{Column, Table, number};
-use super::words::{Age, Badge, Grade, Link, Span, WorkloadLink, known, labels, megabytes, named};
+use super::table::{Column, Table, age, badge, number, text};
+use super::words::{Badge, Grade, Link, Span, WorkloadLink, known, labels, megabytes, named};
 use crate::clock::time;
 use crate::model::{self, InstanceState as Kept, ending_text, without_output};
 use crate::source::{Picture, Written};
@@ -149,54 +149,40 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<InstanceRow<'a>> {
     seen.chain(unseen).collect()
 }
 
-pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
-    html!(main; "<h1>Instances</h1>");
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     table(scene, main, |_| true);
-    Ok("Instances".to_owned())
+    Ok(())
 }
 
 pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&InstanceRow<'_>) -> bool) {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Instance", "name", |row: &InstanceRow<'_>| row.name().into(),
-            |row, out| out.show(&row.link())),
-        Column("state", "State", "", |row| number(row.state().0 as i64),
-            |row, out| {
-                out.show(&row.state());
-                if !row.ending.is_empty() {
-                    html!(out; " <small>" {row.ending} "</small>");
-                }
-            }),
-        Column("workload", "Workload", "", |row| row.workload().to_owned().into(),
-            |row, out| {
-                if !row.workload().is_empty() {
-                    out.show(&WorkloadLink(row.workload()));
-                }
-            }),
-        Column("node", "Node", "", |row| row.place.map_or("", |place| place.name).into(),
-            |row, out| {
-                if let Some(place) = row.place.filter(|_| row.on.is_some()) {
-                    out.show(&place);
-                }
-            }),
-        Column("cpu", "CPU", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.cpu_usage)),
-            |row, out| match row.seen.map_or(-1, |seen| seen.stats.cpu_usage) {
-                    percent @ 0.. => html!(out; {percent} " %"),
-                    _ => out.raw("–"),
-            }),
-        Column("memory", "Memory", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)),
-            |row, out| out.show(&megabytes(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)))),
-        Column("restarts", "Restarts", "n opt", |row| number(row.seen.map_or(0, |seen| seen.stats.restarts)),
-            |row, out| out.show(&row.seen.map_or(0, |seen| seen.stats.restarts))),
-        Column("since", "Since", "n", |row| {
-            let past = row.since().and_then(|at| row.now.duration_since(at).ok());
-            number(past.map_or(0, |past| past.as_secs()))
-        },
-            |row, out| {
-                if let Some(at) = row.since() {
-                    out.show(&Age { at, now: row.now });
-                }
-            }),
+        Column("name", "Instance", "name", |row: &InstanceRow<'_>| text(row.name()).showing(&row.link())),
+        Column("state", "State", "", |row| match row.ending.as_str() {
+            "" => badge(row.state()),
+            ending => badge(row.state()).showing(&piece!({row.state()} " <small>" {*ending} "</small>")),
+        }),
+        Column("workload", "Workload", "", |row| match row.workload() {
+            "" => text(""),
+            name => text(name).showing(&WorkloadLink(name)),
+        }),
+        Column("node", "Node", "", |row| match row.place.filter(|_| row.on.is_some()) {
+            Some(place) => text(place.name).showing(&place),
+            None => text(""),
+        }),
+        Column("cpu", "CPU", "n opt", |row| match row.seen.map_or(-1, |seen| seen.stats.cpu_usage) {
+            percent @ 0.. => number(percent).showing(&piece!({percent} " %")),
+            _ => number(-1).showing("–"),
+        }),
+        Column("memory", "Memory", "n opt", |row| {
+            let used = row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb);
+            number(used).showing(&megabytes(used))
+        }),
+        Column("restarts", "Restarts", "n opt", |row| number(row.seen.map_or(0, |seen| seen.stats.restarts))),
+        Column("since", "Since", "n", |row| match row.since() {
+            Some(at) => age(at, row.now),
+            None => number(0).showing(""),
+        }),
     ];
     let table = Table {
         caption: "Instances",

@@ -53,16 +53,18 @@ pub(crate) const STYLE: &str = include_str!("../../assets/page.css");
 pub(crate) const SCRIPT: &str = include_str!("../../assets/page.js");
 pub(crate) const ICON: &str = include_str!("../../assets/icon.svg");
 
-/// The pages in the menu: address and title.
-pub(crate) const MENU: [(&str, &str); 8] = [
-    ("/", "Now"),
-    ("/nodes", "Nodes"),
-    ("/workloads", "Workloads"),
-    ("/instances", "Instances"),
-    ("/events", "Events"),
-    ("/traces", "Traces"),
-    ("/sessions", "Sessions"),
-    ("/tenants", "Tenants"),
+type View = fn(&Scene<'_>, &mut Html) -> Result<(), Missing>;
+
+/// The pages in the menu: address, title, and the function that adds all but the title.
+pub(crate) const MENU: [(&str, &str, View); 8] = [
+    ("/", "Now", now::view),
+    ("/nodes", "Nodes", nodes::list),
+    ("/workloads", "Workloads", workloads::list),
+    ("/instances", "Instances", instances::list),
+    ("/events", "Events", events::list),
+    ("/traces", "Traces", traces::list),
+    ("/sessions", "Sessions", sessions::list),
+    ("/tenants", "Tenants", tenants::list),
 ];
 
 pub(crate) fn page(scene: &Scene<'_>, path: &str) -> Result<String, Missing> {
@@ -70,19 +72,18 @@ pub(crate) fn page(scene: &Scene<'_>, path: &str) -> Result<String, Missing> {
     let uuid = |text: &str| text.parse::<Uuid>().map_err(|_| Missing::Unknown);
     let mut content = Html::default();
     let main = &mut content;
+    if let Some((to, title, view)) = MENU.iter().find(|(to, ..)| *to == path) {
+        // The first page begins with its tiles.
+        let class = if *to == "/" { "only-heard" } else { "" };
+        html!(main; "<h1 class='" {class} "'>" {title} "</h1>");
+        view(scene, main)?;
+        return Ok(frame(Some(scene.picture), path, title, &content));
+    }
     let title = match parts[..] {
-        [""] => now::view(scene, main),
-        ["nodes"] => nodes::list(scene, main),
         ["nodes", node] => nodes::one(scene, main, uuid(node)?),
-        ["workloads"] => workloads::list(scene, main),
         ["workloads", name] => workloads::one(scene, main, &params::decode(name)),
-        ["instances"] => instances::list(scene, main),
         ["instances", instance] => instances::one(scene, main, uuid(instance)?),
-        ["events"] => events::list(scene, main),
-        ["traces"] => traces::list(scene, main),
         ["traces", row] => traces::one(scene, main, row.parse().map_err(|_| Missing::Unknown)?),
-        ["sessions"] => sessions::list(scene, main),
-        ["tenants"] => tenants::list(scene, main),
         _ => Err(Missing::Unknown),
     }?;
     Ok(frame(Some(scene.picture), path, &title, &content))
@@ -120,7 +121,7 @@ fn frame(picture: Option<&Picture>, path: &str, title: &str, main: &Html) -> Str
     html!(&mut out; "<body data-after='" {after.map(|id| id.to_string()).unwrap_or_default()}
         "'><a class='skip' href='#main'>To the content</a><header><a class='brand' href='/'>ssntp</a>"
         "<nav aria-label='Pages'><ul>");
-    for (to, name) in MENU {
+    for (to, name, _) in MENU {
         let is_here = path == to || (to != "/" && path.starts_with(to));
         let current = if is_here { "page" } else { "false" };
         html!(&mut out; "<li><a href='" {to} "' aria-current='" {current} "'>" {name} "</a></li>");

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use super::chart;
-use super::html::{Html, html};
+use super::html::{Html, html, piece};
 use super::instances;
 use super::scene::{Facts, Made, Missing, Scene};
-use super::table::{Column, Table, choice, number};
-use super::words::{Age, Badge, Bytes, Grade, Link, Span, Used, known, megabytes, named};
+use super::table::{Cell, Column, Table, age, badge, choice, number, text};
+use super::words::{Age, Badge, Bytes, Grade, Link, Span, Used, known, labels, megabytes, named};
 use crate::clock::{ms, time};
 use crate::model::Figures;
 use ssntp::pki::rfc3339;
@@ -40,39 +40,35 @@ struct NodeRow<'a> {
     now: SystemTime,
 }
 
-impl NodeRow<'_> {
-    fn memory(&self) -> Used {
-        let (free, total) = (self.node.stats.mem_available_mb, self.node.stats.mem_total_mb);
-        Used { free, total }
-    }
-
-    fn disk(&self) -> Used {
-        let (free, total) = (self.node.stats.disk_available_mb, self.node.stats.disk_total_mb);
-        Used { free, total }
-    }
+fn memory(node: &Node) -> Used {
+    let (free, total) = (node.stats.mem_available_mb, node.stats.mem_total_mb);
+    Used { free, total }
 }
 
-pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
-    html!(main; "<h1>Nodes</h1>");
+fn disk(node: &Node) -> Used {
+    let (free, total) = (node.stats.disk_available_mb, node.stats.disk_total_mb);
+    Used { free, total }
+}
+
+fn used(used: &Used) -> Cell {
+    number(used.percent().unwrap_or(-1)).showing(used)
+}
+
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Node", "name", |row: &NodeRow<'_>| row.node.stats.hostname.as_str().into(),
-            |row, out| out.show(&row.link)),
-        Column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
-        Column("kind", "Kind", "opt", |row| row.node.kind().into(), |row, out| out.show(row.node.kind())),
-        Column("instances", "Instances", "n", |row| number(row.node.instances.len()),
-            |row, out| out.show(&row.node.instances.len())),
-        Column("memory", "Memory", "used", |row| number(row.memory().percent().unwrap_or(-1)),
-            |row, out| out.show(&row.memory())),
-        Column("disk", "Disk", "used opt", |row| number(row.disk().percent().unwrap_or(-1)),
-            |row, out| out.show(&row.disk())),
-        Column("load", "Load", "n", |row| number(row.node.stats.load),
-            |row, out| html!(out; {known(row.node.stats.load)} "<small> / " {known(row.node.stats.cpus_online)} "</small>")),
-        Column("seen", "Heard", "n opt", |row| number(since(row.node.seen, row.now)),
-            |row, out| match row.node.seen {
-                    Some(at) => out.show(&Age { at, now: row.now }),
-                    None => out.raw("never"),
-            }),
+        Column("name", "Node", "name", |row: &NodeRow<'_>| text(&row.node.stats.hostname).showing(&row.link)),
+        Column("state", "State", "", |row| badge(state(row.node))),
+        Column("kind", "Kind", "opt", |row| text(row.node.kind())),
+        Column("instances", "Instances", "n", |row| number(row.node.instances.len())),
+        Column("memory", "Memory", "used", |row| used(&memory(row.node))),
+        Column("disk", "Disk", "used opt", |row| used(&disk(row.node))),
+        Column("load", "Load", "n", |row| number(row.node.stats.load).showing(
+            &piece!({known(row.node.stats.load)} "<small> / " {known(row.node.stats.cpus_online)} "</small>"))),
+        Column("seen", "Heard", "n opt", |row| match row.node.seen {
+            Some(at) => age(at, row.now),
+            None => number(i64::MAX).showing("never"),
+        }),
     ];
     let table = Table {
         caption: "Nodes",
@@ -107,12 +103,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         })
         .collect();
     table.show(main, scene.params, rows);
-    Ok("Nodes".to_owned())
-}
-
-fn since(at: Option<SystemTime>, now: SystemTime) -> u64 {
-    let past = at.and_then(|at| now.duration_since(at).ok());
-    past.map_or(u64::MAX >> 1, |past| past.as_secs())
+    Ok(())
 }
 
 pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
@@ -125,10 +116,6 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
             ". The present state of the node is unknown.</p>");
     }
     let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
-    let labels = stats.labels.iter().map(|(key, value)| format!("{key}={value}"));
-    let labels: Vec<_> = labels.collect();
-    let link = scene.node(uuid);
-    let listed = NodeRow { node, link, now };
     let mut heard = Html::default();
     if let Some(at) = node.seen {
         html!(&mut heard; {Age { at, now }});
@@ -147,14 +134,14 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         )
         .fact("Heard", &heard)
         .fact("Kind", node.kind())
-        .fact("Memory", &listed.memory())
-        .fact("Disk", &listed.disk())
+        .fact("Memory", &memory(node))
+        .fact("Disk", &disk(node))
         .fact(
             "Load",
             &format!("{} on {} CPUs", known(stats.load), known(stats.cpus_online)),
         )
         .fact("Addresses", &addresses.join(", "))
-        .fact("Labels", &labels.join(", "))
+        .fact("Labels", &labels(&stats.labels))
         .fact("UUID", &uuid)
         .end();
     session(scene, main, uuid);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::html::{Html, Show, html};
+use super::html::{Html, Show, html, piece};
 use super::instances::InstanceRow;
 use super::params::encode;
-use super::scene::{Made, Scene};
+use super::scene::{Missing, Scene};
 use super::words::{Badge, Bytes, Grade};
 use super::{instances, nodes, tenants, workloads};
 use crate::clock::time;
@@ -49,15 +49,12 @@ impl Trouble {
 }
 
 fn shown(what: &(impl Show + ?Sized)) -> Html {
-    let mut out = Html::default();
-    out.show(what);
-    out
+    piece!({ *what })
 }
 
-pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Made {
+pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     let mut problems = problems(scene);
     problems.sort_by_key(|problem| problem.grade);
-    html!(main; "<h1 class='only-heard'>Now</h1>");
     tiles(scene, main);
     html!(main; "<section aria-labelledby='wrong'><h2 id='wrong'>What is wrong now</h2>");
     if problems.is_empty() {
@@ -102,7 +99,7 @@ pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Made {
         Err(why) => html!(main; "<p>The history cannot be read: " {why} "</p>"),
     }
     html!(main; "<p><a href='/events'>All events</a></p></section>");
-    Ok("Now".to_owned())
+    Ok(())
 }
 
 /// The cluster in four numbers.
@@ -167,9 +164,9 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
             continue;
         }
         let (status, why) = (&listed.status, &listed.why);
-        let mut what = Html::default();
         let name = &listed.workload.name;
-        html!(&mut what; "Workload " {name} " is " {word} ": " {status.running} " of " {status.wanted} " run");
+        let mut what =
+            piece!("Workload " {name} " is " {word} ": " {status.running} " of " {status.wanted} " run");
         if !why.is_empty() {
             html!(&mut what; "; " {why});
         }
@@ -194,8 +191,7 @@ fn last_changes(scene: &Scene<'_>, name: &str) -> Vec<Html> {
     let by_person = rows.iter().skip(1).find(|row| row.actor.is_some());
     let last = rows.first().into_iter().chain(by_person);
     let shown = last.map(|row| {
-        let mut out = Html::default();
-        html!(&mut out; {scene.age(time(row.at))} ": " {row.text});
+        let mut out = piece!({scene.age(time(row.at))} ": " {row.text});
         if let Some(actor) = &row.actor {
             html!(&mut out; " (by " {actor} ")");
         }
@@ -316,12 +312,11 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     };
     let full = sessions.iter().filter(|session| session.bytes_waiting > BACKLOG);
     let named = full.map(|session| {
-        let mut out = Html::default();
-        match session.uuid.uuid() {
-            Some(uuid) if scene.picture.view.node(uuid).is_some() => html!(&mut out; {scene.node(uuid)}),
-            Some(uuid) => html!(&mut out; {session.roles} " " {uuid}),
-            None => html!(&mut out; {session.address}),
-        }
+        let mut out = match session.uuid.uuid() {
+            Some(uuid) if scene.picture.view.node(uuid).is_some() => shown(&scene.node(uuid)),
+            Some(uuid) => piece!({session.roles} " " {uuid}),
+            None => shown(&session.address),
+        };
         html!(&mut out; " (" {Bytes(session.bytes_waiting)} ")");
         out
     });
@@ -344,9 +339,8 @@ fn of_certificates(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         let left = end.duration_since(scene.now()).unwrap_or_default();
         if left < SOON {
             let grade = if left < VERY_SOON { Grade::Bad } else { Grade::Warn };
-            let mut what = Html::default();
             let verb = if left.is_zero() { "ended" } else { "ends" };
-            html!(&mut what; "The certificate of " {*whose} " " {verb} " " {scene.age(*end)});
+            let what = piece!("The certificate of " {*whose} " " {verb} " " {scene.age(*end)});
             problems.push(Trouble::new(grade, "/sessions", &what));
         }
     }

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use super::html::{Html, Show, html};
+use super::html::{Html, Show, html, piece};
 use super::params::Params;
 use super::words::{Age, Link, WorkloadLink};
 use crate::clock::time;
@@ -152,8 +152,7 @@ impl<'a> Facts<'a> {
     }
 
     pub(super) fn fact(self, name: &str, value: &(impl Show + ?Sized)) -> Self {
-        let mut shown = Html::default();
-        shown.show(value);
+        let shown = piece!({ *value });
         if !shown.is_empty() {
             html!(&mut *self.0; "<div><dt>" {name} "</dt><dd>" {shown} "</dd></div>");
         }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::html::{Html, html};
-use super::scene::{Facts, Made, Scene};
-use super::table::{Column, Table, number};
+use super::html::{Html, html, piece};
+use super::scene::{Facts, Missing, Scene};
+use super::table::{Cell, Column, Table, badge, bytes, number, text};
 use super::words::{Badge, Bytes, Grade, Link, Span};
 use ssntp::payload::SessionEntry;
 
@@ -20,12 +20,10 @@ fn state(session: &SessionEntry) -> Badge {
     }
 }
 
-pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
-    html!(main; "<h1>Sessions</h1>");
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     let mut facts = Facts::of(main);
     for (whose, end) in &scene.picture.certificates {
-        let mut value = Html::default();
-        html!(&mut value; "ends " {scene.age(*end)});
+        let value = piece!("ends " {scene.age(*end)});
         facts = facts.fact(&format!("Certificate of {whose}"), &value);
     }
     facts.end();
@@ -33,7 +31,11 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         Ok(sessions) => table(scene, main, sessions),
         Err(why) => html!(main; "<p>The scheduler does not list its sessions: " {why} "</p>"),
     }
-    Ok("Sessions".to_owned())
+    Ok(())
+}
+
+fn seconds(seconds: u64) -> Cell {
+    number(seconds).showing(&Span(Duration::from_secs(seconds)))
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
@@ -44,31 +46,21 @@ fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
     }
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("client", "Client", "name", |row: &SessionRow<'_>| row.name.into(),
-            |row, out| match row.node {
-                    Some(node) => out.show(&node),
-                    None => html!(out; {row.name}),
-            }),
-        Column("roles", "Roles", "opt", |row| row.session.roles.clone().into(),
-            |row, out| out.show(&row.session.roles)),
-        Column("state", "State", "", |row| number(state(row.session).0 as i64),
-            |row, out| out.show(&state(row.session))),
-        Column("waiting", "Backlog", "n", |row| number(row.session.bytes_waiting),
-            |row, out| html!(out; {Bytes(row.session.bytes_waiting)} "<small> in " {row.session.frames_waiting} "</small>")),
-        Column("dropped", "Dropped", "n", |row| number(row.session.frames_dropped),
-            |row, out| out.show(&row.session.frames_dropped)),
-        Column("received", "Received", "n opt", |row| number(row.session.bytes_received),
-            |row, out| out.show(&Bytes(row.session.bytes_received))),
-        Column("sent", "Sent", "n opt", |row| number(row.session.bytes_sent),
-            |row, out| out.show(&Bytes(row.session.bytes_sent))),
-        Column("idle", "Silent for", "n", |row| number(row.session.idle_s),
-            |row, out| out.show(&Span(Duration::from_secs(row.session.idle_s)))),
-        Column("age", "Age", "n opt", |row| number(row.session.age_s),
-            |row, out| out.show(&Span(Duration::from_secs(row.session.age_s)))),
-        Column("address", "Address", "opt", |row| row.session.address.clone().into(),
-            |row, out| out.show(&row.session.address)),
-        Column("certificate", "Certificate", "opt", |row| row.session.subject.clone().into(),
-            |row, out| out.show(&row.session.subject)),
+        Column("client", "Client", "name", |row: &SessionRow<'_>| match row.node {
+            Some(node) => text(row.name).showing(&node),
+            None => text(row.name),
+        }),
+        Column("roles", "Roles", "opt", |row| text(&row.session.roles)),
+        Column("state", "State", "", |row| badge(state(row.session))),
+        Column("waiting", "Backlog", "n", |row| number(row.session.bytes_waiting).showing(
+            &piece!({Bytes(row.session.bytes_waiting)} "<small> in " {row.session.frames_waiting} "</small>"))),
+        Column("dropped", "Dropped", "n", |row| number(row.session.frames_dropped)),
+        Column("received", "Received", "n opt", |row| bytes(row.session.bytes_received)),
+        Column("sent", "Sent", "n opt", |row| bytes(row.session.bytes_sent)),
+        Column("idle", "Silent for", "n", |row| seconds(row.session.idle_s)),
+        Column("age", "Age", "n opt", |row| seconds(row.session.age_s)),
+        Column("address", "Address", "opt", |row| text(&row.session.address)),
+        Column("certificate", "Certificate", "opt", |row| text(&row.session.subject)),
     ];
     let table = Table {
         caption: "Sessions",

@@ -9,11 +9,12 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
+use std::time::SystemTime;
 
-use super::html::{Html, Show, html};
+use super::html::{Html, Show, html, piece};
 use super::params::Params;
-use super::words::{Badge, Grade};
+use super::words::{Age, Badge, Bytes, Grade};
 
 /// The maximum number of rows of a page: enough for an overview, and few enough for a phone.
 pub(crate) const ROWS: usize = 200;
@@ -46,24 +47,48 @@ impl From<String> for Key {
     }
 }
 
-impl From<&str> for Key {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
+/// A cell: the value to sort by, and its content.
+pub(crate) struct Cell(Key, Html);
+
+impl Cell {
+    /// The cell with this content in place of its value.
+    pub(crate) fn showing(self, content: &(impl Show + ?Sized)) -> Self {
+        Self(self.0, piece!({ *content }))
     }
 }
 
-pub(crate) fn number(value: impl TryInto<i64>) -> Key {
-    Key::Number(value.try_into().unwrap_or(i64::MAX))
+pub(crate) fn number(value: impl TryInto<i64> + Display + Copy) -> Cell {
+    Cell(
+        Key::Number(value.try_into().unwrap_or(i64::MAX)),
+        piece!({ value }),
+    )
+}
+
+pub(crate) fn text(value: &str) -> Cell {
+    Cell(value.to_owned().into(), piece!({ value }))
+}
+
+pub(crate) fn badge(badge: Badge) -> Cell {
+    number(badge.0 as i64).showing(&badge)
+}
+
+pub(crate) fn bytes(count: u64) -> Cell {
+    number(count).showing(&Bytes(count))
+}
+
+/// A time, by its distance from now.
+pub(crate) fn age(at: SystemTime, now: SystemTime) -> Cell {
+    let past = now.duration_since(at).unwrap_or_default();
+    number(past.as_secs()).showing(&Age { at, now })
 }
 
 /// A column: its key in the address, its title, the classes of its cells (`n` for numbers, `opt` for
-/// columns that a narrow screen leaves out), the value to sort by, and the content of a cell.
+/// columns that a narrow screen leaves out), and the cell of a row.
 pub(crate) struct Column<T>(
     pub(crate) &'static str,
     pub(crate) &'static str,
     pub(crate) &'static str,
-    pub(crate) fn(&T) -> Key,
-    pub(crate) fn(&T, &mut Html),
+    pub(crate) fn(&T) -> Cell,
 );
 
 pub(crate) struct Table<'a, T> {
@@ -116,15 +141,15 @@ impl<T> Table<'_, T> {
     }
 
     fn order(&self, params: &Params, rows: &mut [T]) {
-        let (Some(Column(.., sort, _)), falls) = self.sorted_by(params) else {
+        let (Some(Column(.., cell)), falls) = self.sorted_by(params) else {
             return;
         };
         // The id decides between equal rows, so that the order is the same on each page.
         rows.sort_by_cached_key(|row| (self.id)(row));
         if falls {
-            rows.sort_by_cached_key(|row| Reverse(sort(row)));
+            rows.sort_by_cached_key(|row| Reverse(cell(row).0));
         } else {
-            rows.sort_by_cached_key(sort);
+            rows.sort_by_cached_key(|row| cell(row).0);
         }
     }
 
@@ -152,8 +177,7 @@ impl<T> Table<'_, T> {
         if !states.is_empty() {
             html!(out; "<nav class='states' aria-label='States'>");
             for (state, count) in std::iter::once(("", rows.len())).chain(states) {
-                let mut words = Html::default();
-                html!(&mut words; {if state.is_empty() { "all" } else { state }} " <b>" {count} "</b>");
+                let words = piece!({if state.is_empty() { "all" } else { state }} " <b>" {count} "</b>");
                 let query = params.query(&[("state", state), ("page", "")]);
                 choice(out, &query, state == params.get("state"), &words);
             }
@@ -185,10 +209,8 @@ impl<T> Table<'_, T> {
             let is_past = (self.state)(&row).is_some_and(|Badge(grade, _)| grade == Grade::Past);
             let class = if is_past { "over" } else { "" };
             html!(out; "<tr id='" {(self.id)(&row)} "' class='" {class} "'>");
-            for Column(_, _, class, _, cell) in self.columns {
-                html!(out; "<td class='" {class} "'>");
-                cell(&row, out);
-                html!(out; "</td>");
+            for Column(_, _, class, cell) in self.columns {
+                html!(out; "<td class='" {class} "'>" {cell(&row).1} "</td>");
             }
             html!(out; "</tr>");
         }
@@ -243,14 +265,10 @@ mod tests {
 
     fn table(query: &str, count: u32) -> String {
         let columns = [
-            Column("n", "Number", "n", |n: &u32| number(*n), |n, out| out.show(n)),
-            Column(
-                "t",
-                "Text",
-                "",
-                |n| format!("{}", n % 3).into(),
-                |n, out| html!(out; "<i>" {n % 3} "</i>"),
-            ),
+            Column("n", "Number", "n", |n: &u32| number(*n)),
+            Column("t", "Text", "", |n| {
+                text(&format!("{}", n % 3)).showing(&piece!("<i>" {n % 3} "</i>"))
+            }),
         ];
         let table = Table {
             caption: "Numbers",
@@ -291,7 +309,7 @@ mod tests {
 
     #[test]
     fn numbers_in_names_count_by_their_value() {
-        let mut names = ["web-10", "Web-9", "web-2b", "web-2", "app"].map(|name| (Key::from(name), name));
+        let mut names = ["web-10", "Web-9", "web-2b", "web-2", "app"].map(|name| (text(name).0, name));
         names.sort();
         assert_eq!(
             names.map(|(_, name)| name),

@@ -1,9 +1,9 @@
 //! The tenants: their networks, and the traffic of their tunnels.
 
-use super::html::{Html, html};
-use super::scene::{Made, Scene};
-use super::table::{Column, Table, number};
-use super::words::{Badge, Bytes, Grade, Link};
+use super::html::{Html, html, piece};
+use super::scene::{Missing, Scene};
+use super::table::{Column, Table, badge, bytes, number, text};
+use super::words::{Badge, Grade, Link};
 use ssntp_payload::{TenantEntry, TunnelStats};
 use ssntp_view::View;
 
@@ -35,44 +35,37 @@ impl TenantRow<'_> {
     }
 }
 
-pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
-    html!(main; "<h1>Tenants</h1>");
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     match &scene.source.tenants() {
         Ok(tenants) => table(scene, main, tenants),
         Err(why) => html!(main; "<p>The scheduler does not list its tenants: " {why} "</p>"),
     }
-    Ok("Tenants".to_owned())
+    Ok(())
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Tenant", "name", |row: &TenantRow<'_>| row.tenant.name.as_str().into(),
-            |row, out| out.show(&row.tenant.name)),
-        Column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
-        Column("subnet", "Subnet", "", |row| row.tenant.subnet.clone().into(),
-            |row, out| out.show(&row.tenant.subnet)),
-        Column("key", "Key", "n opt", |row| number(row.tenant.key), |row, out| out.show(&row.tenant.key)),
-        Column("nodes", "Nodes", "n", |row| number(row.tunnels.len()),
-            |row, out| {
-                out.show(&row.tunnels.len());
-                if row.down() > 0 {
-                    html!(out; "<small>, " {row.down()} " down</small>");
-                }
-            }),
-        Column("in", "Bytes in", "n", |row| number(row.sum(|tunnel| tunnel.rx_bytes)),
-            |row, out| out.show(&Bytes(row.sum(|tunnel| tunnel.rx_bytes)))),
-        Column("out", "Bytes out", "n", |row| number(row.sum(|tunnel| tunnel.tx_bytes)),
-            |row, out| out.show(&Bytes(row.sum(|tunnel| tunnel.tx_bytes)))),
-        Column("drops", "Drops", "n opt", |row| number(row.sum(|tunnel| tunnel.drops)),
-            |row, out| out.show(&row.sum(|tunnel| tunnel.drops))),
-        Column("concentrator", "Concentrator", "opt", |row| row.tenant.concentrator_ip.clone().into(),
-            |row, out| {
-                html!(out; {row.tenant.concentrator_ip} " ");
-                if let Some(uuid) = row.tenant.concentrator_uuid.uuid() {
-                    out.show(&Link { to: "instances", uuid, name: "", distinction: "" });
-                }
-            }),
+        Column("name", "Tenant", "name", |row: &TenantRow<'_>| text(&row.tenant.name)),
+        Column("state", "State", "", |row| badge(row.state())),
+        Column("subnet", "Subnet", "", |row| text(&row.tenant.subnet)),
+        Column("key", "Key", "n opt", |row| number(row.tenant.key)),
+        Column("nodes", "Nodes", "n", |row| match row.down() {
+            0 => number(row.tunnels.len()),
+            down => number(row.tunnels.len())
+                .showing(&piece!({row.tunnels.len()} "<small>, " {down} " down</small>")),
+        }),
+        Column("in", "Bytes in", "n", |row| bytes(row.sum(|tunnel| tunnel.rx_bytes))),
+        Column("out", "Bytes out", "n", |row| bytes(row.sum(|tunnel| tunnel.tx_bytes))),
+        Column("drops", "Drops", "n opt", |row| number(row.sum(|tunnel| tunnel.drops))),
+        Column("concentrator", "Concentrator", "opt", |row| {
+            let link = |uuid| Link { to: "instances", uuid, name: "", distinction: "" };
+            let mut shown = piece!({row.tenant.concentrator_ip} " ");
+            if let Some(uuid) = row.tenant.concentrator_uuid.uuid() {
+                shown.show(&link(uuid));
+            }
+            text(&row.tenant.concentrator_ip).showing(&shown)
+        }),
     ];
     let table = Table {
         caption: "Tenants",

@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::chart::{Bar, waterfall};
-use super::html::{Html, html};
+use super::html::{Html, html, piece};
 use super::scene::{Facts, Made, Missing, Scene};
-use super::table::{Column, Table, number};
+use super::table::{Column, Table, number, text};
 use super::words::{Age, Span, short};
 use crate::clock::time;
 use crate::model::Row;
@@ -38,12 +38,18 @@ fn times(trace: &FrameTrace) -> impl Iterator<Item = u64> + '_ {
         .filter(|time| *time > 0)
 }
 
+/// The label of a trace, or the kind of its frame if it has none.
+fn name(trace: &FrameTrace) -> &str {
+    let FrameTrace { label, operand, .. } = trace;
+    if label.is_empty() { operand } else { label }
+}
+
 fn took(trace: &FrameTrace) -> Option<Span> {
     let (first, last) = (times(trace).min()?, times(trace).max()?);
     Some(Span(Duration::from_nanos(last - first)))
 }
 
-pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     let rows = scene.newest(LISTED, |query| query.kind = Some("trace".to_owned()))?;
     let now = scene.now();
     let listed = rows.into_iter().filter_map(|row| {
@@ -56,22 +62,20 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
             now,
         })
     });
-    html!(main; "<h1>Traces</h1><p class='hint'>Each row is one frame. <code>ssntp ctl --trace</code> "
+    html!(main; "<p class='hint'>Each row is one frame. <code>ssntp ctl --trace</code> "
         "traces a command.</p>");
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("label", "Frame", "name", |one: &TraceRow| one.trace.label.as_str().into(),
-            |one, out| {
-                let name = if one.trace.label.is_empty() { &one.trace.operand } else { &one.trace.label };
-                html!(out; "<a href='/traces/" {one.row.id} "'>" {name} "</a>");
-            }),
-        Column("operand", "Kind", "", |one| one.trace.operand.clone().into(),
-            |one, out| html!(out; {one.trace.frame_type} " " {one.trace.operand})),
-        Column("hops", "Hops", "n", |one| number(one.trace.nodes.len()), |one, out| out.show(&one.trace.nodes.len())),
-        Column("took", "Took", "n", |one| number(one.took.as_ref().map_or(0, |span| span.0.as_nanos())),
-            |one, out| out.show(&one.took.as_ref().map(precise).unwrap_or_default())),
-        Column("at", "When", "n", |one| number(one.row.at),
-            |one, out| out.show(&Age { at: time(one.row.at), now: one.now })),
+        Column("label", "Frame", "name", |one: &TraceRow| text(&one.trace.label)
+            .showing(&piece!("<a href='/traces/" {one.row.id} "'>" {*name(&one.trace)} "</a>"))),
+        Column("operand", "Kind", "", |one| text(&one.trace.operand)
+            .showing(&piece!({one.trace.frame_type} " " {one.trace.operand}))),
+        Column("hops", "Hops", "n", |one| number(one.trace.nodes.len())),
+        Column("took", "Took", "n", |one| match &one.took {
+            Some(span) => number(span.0.as_nanos()).showing(&precise(span)),
+            None => number(0).showing(""),
+        }),
+        Column("at", "When", "n", |one| number(one.row.at).showing(&Age { at: time(one.row.at), now: one.now })),
     ];
     let table = Table {
         caption: "Traces",
@@ -83,7 +87,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         empty: "No frame was traced.",
     };
     table.show(main, scene.params, listed.collect());
-    Ok("Traces".to_owned())
+    Ok(())
 }
 
 /// A span with microseconds, because a hop takes a few of them.
@@ -106,11 +110,7 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, row: i64) -> Made {
     let rows = scene.source.rows(&query)?;
     let found = rows.first().filter(|found| found.id == row);
     let trace = found.and_then(read).ok_or(Missing::Unknown)?;
-    let name = if trace.label.is_empty() {
-        &trace.operand
-    } else {
-        &trace.label
-    };
+    let name = name(&trace);
     html!(main; "<p class='way'><a href='/traces'>Traces</a></p><h1>" {name} "</h1>");
     Facts::of(main)
         .fact("Frame", &format!("{} {}", trace.frame_type, trace.operand))

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::html::{Html, html};
+use super::html::{Html, html, piece};
 use super::instances;
 use super::params::encode;
 use super::scene::{Facts, Made, Missing, Scene};
-use super::table::{Column, Table, number};
+use super::table::{Column, Table, badge, number, text};
 use super::words::{Badge, Grade, WorkloadLink, labels};
 use crate::model::{RolloutState, Workload};
 use crate::reconcile::Status;
@@ -58,30 +58,27 @@ pub(super) fn all(scene: &Scene<'_>) -> Vec<WorkloadRow> {
     listed.collect()
 }
 
-pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
-    html!(main; "<h1>Workloads</h1>");
+pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
-        Column("name", "Workload", "name", |row: &WorkloadRow| row.workload.name.as_str().into(),
-            |row, out| out.show(&WorkloadLink(&row.workload.name))),
-        Column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
-        Column("running", "Running", "n", |row| number(i64::from(row.status.running) - i64::from(row.status.wanted)),
-            |row, out| {
-                html!(out; {row.status.running} "<small> of " {row.status.wanted} "</small>");
-                if row.status.done > 0 {
-                    html!(out; "<small>, " {row.status.done} " done</small>");
-                }
-            }),
-        Column("healthy", "Healthy", "n opt", |row| number(row.status.healthy),
-            |row, out| out.show(&row.status.healthy)),
-        Column("version", "Version", "n opt", |row| number(i64::try_from(row.workload.version).unwrap_or(i64::MAX)),
-            |row, out| {
-                out.show(&row.workload.version);
-                if row.status.outdated > 0 {
-                    html!(out; "<small> (" {row.status.outdated} " older)</small>");
-                }
-            }),
-        Column("why", "Why", "opt", |row| row.why.clone().into(), |row, out| out.show(&row.why)),
+        Column("name", "Workload", "name",
+            |row: &WorkloadRow| text(&row.workload.name).showing(&WorkloadLink(&row.workload.name))),
+        Column("state", "State", "", |row| badge(row.state())),
+        Column("running", "Running", "n", |row| {
+            let Status { running, wanted, done, .. } = row.status;
+            let mut shown = piece!({running} "<small> of " {wanted} "</small>");
+            if done > 0 {
+                html!(&mut shown; "<small>, " {done} " done</small>");
+            }
+            number(i64::from(running) - i64::from(wanted)).showing(&shown)
+        }),
+        Column("healthy", "Healthy", "n opt", |row| number(row.status.healthy)),
+        Column("version", "Version", "n opt", |row| match row.status.outdated {
+            0 => number(row.workload.version),
+            older => number(row.workload.version)
+                .showing(&piece!({row.workload.version} "<small> (" {older} " older)</small>")),
+        }),
+        Column("why", "Why", "opt", |row| text(&row.why)),
     ];
     let table = Table {
         caption: "Workloads",
@@ -93,7 +90,7 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Made {
         empty: "There is no workload yet; ssntp ctl apply -f FILE creates one.",
     };
     table.show(main, scene.params, all(scene));
-    Ok("Workloads".to_owned())
+    Ok(())
 }
 
 /// A count as text. Zero is an empty text, which [`Facts`] leaves out.

@@ -73,7 +73,7 @@ fn the_reader_of_a_tenant_sees_what_the_tenant_has_and_nothing_else() {
         "traces",
     ];
     let mut paths: Vec<_> = of_programs.iter().map(|path| format!("/api/v1/{path}")).collect();
-    paths.extend(MENU.map(|(path, _)| path.to_owned()));
+    paths.extend(MENU.map(|(path, ..)| path.to_owned()));
     paths.extend([
         "/workloads/web".to_owned(),
         "/workloads/api".to_owned(),

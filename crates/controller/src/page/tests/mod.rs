@@ -41,7 +41,7 @@ fn shown(source: &made_up::MadeUp, path: &str, query: &str) -> String {
 /// The paths of all views of a cluster with so many instances on each node.
 pub(crate) fn views(each: u32) -> Vec<String> {
     let (node, instance) = (node_uuid(2), instance_uuid(2 * each));
-    let mut views: Vec<_> = MENU.iter().map(|(path, _)| (*path).to_owned()).collect();
+    let mut views: Vec<_> = MENU.iter().map(|(path, ..)| (*path).to_owned()).collect();
     views.extend([
         format!("/nodes/{node}"),
         format!("/instances/{instance}"),
