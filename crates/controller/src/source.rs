@@ -31,8 +31,7 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// What tells a node from others of its name, or from others whose UUIDs begin so if it has no name; empty if
-    /// nothing is needed.
+    /// The beginning of a node's UUID, if another node has its name, or it has no name; else empty.
     pub(crate) fn distinction(&self, node: Uuid) -> &str {
         let all = self.distinctions.get_or_init(|| distinctions(&self.view));
         all.get(&node).map_or("", String::as_str)
@@ -40,25 +39,13 @@ impl Picture {
 }
 
 fn distinctions(view: &View) -> HashMap<Uuid, String> {
-    let begin = |node: &Node| node.uuid.as_u128() >> 96;
-    let (mut names, mut begins) = (HashMap::new(), HashMap::new());
+    let mut names = HashMap::new();
     for node in view.nodes() {
         *names.entry(node.stats.hostname.as_str()).or_insert(0) += 1;
-        *begins.entry(begin(node)).or_insert(0) += 1;
     }
-    let text = |node: &Node| {
-        let mut text = node.uuid.to_string();
-        if begins.get(&begin(node)) == Some(&1) {
-            text.truncate(8);
-        }
-        text
-    };
-    let is_alike = |node: &&Node| match node.stats.hostname.as_str() {
-        "" => begins.get(&begin(node)).is_some_and(|count| *count > 1),
-        name => names.get(name).is_some_and(|count| *count > 1),
-    };
+    let is_alike = |node: &&Node| node.stats.hostname.is_empty() || names[&*node.stats.hostname] > 1;
     let alike = view.nodes().filter(is_alike);
-    alike.map(|node| (node.uuid, text(node))).collect()
+    alike.map(|node| (node.uuid, view.beginning(node.uuid))).collect()
 }
 
 /// A list that the scheduler has sent, or the reason why there is none.

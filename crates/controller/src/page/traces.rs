@@ -189,7 +189,6 @@ fn host(scene: &Scene<'_>, uuid: &str) -> String {
     let node = scene.node(uuid);
     match (node.name, node.distinction) {
         ("", "") => short(uuid),
-        (name, "") => name.to_owned(),
-        (name, distinction) => format!("{name} {distinction}").trim_start().to_owned(),
+        (name, distinction) => format!("{name} {distinction}").trim().to_owned(),
     }
 }
