@@ -126,7 +126,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         online: true,
         told: true,
         leads: true,
-        store: Ok(()),
+        store: None,
     };
     let picture = Picture {
         taken: now(),

@@ -63,7 +63,7 @@ fn web(count: u32, command: &str) -> Spec {
 /// Waits until a snapshot fulfils a condition.
 fn until(handle: &Handle, condition: &str, shows: impl Fn(&Snapshot) -> bool) {
     let deadline = Instant::now() + LIMIT;
-    let mut follow = handle.follow(Some(0)).unwrap();
+    let mut follow = handle.reading().follow(Some(0)).unwrap();
     while !shows(&handle.snapshot()) {
         assert!(Instant::now() < deadline, "{condition}: {:#?}", handle.snapshot());
         // A new row ends the wait, or else the time limit.
@@ -77,7 +77,7 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
     let nowhere = MemoryListener::new();
     let controller = daemon(&nowhere, dir.path());
     let handle = controller.handle().clone();
-    let mut follow = handle.follow(None).unwrap();
+    let mut follow = handle.reading().follow(None).unwrap();
     let dry = handle.request(
         "",
         UserRequest::Apply {
@@ -150,7 +150,13 @@ fn without_a_scheduler_orders_are_stored_and_no_start_is_sent() {
         limit: 10,
         ..Query::default()
     };
-    let mut rows = controller.handle().history().unwrap().rows(&query).unwrap();
+    let mut rows = controller
+        .handle()
+        .reading()
+        .history()
+        .unwrap()
+        .rows(&query)
+        .unwrap();
     rows.retain(|row| row.kind != "session");
     assert_eq!(rows.len(), 2);
 }
@@ -325,7 +331,7 @@ fn the_revision_of_a_snapshot_counts_rows_that_no_order_caused() {
     let controller = daemon(&cluster.listener, dir.path());
     let handle = controller.handle();
     // The beginning of the session is a row.
-    let history = handle.history().unwrap();
+    let history = handle.reading().history().unwrap();
     until(handle, "the last row counts", |snapshot| {
         snapshot.health.told && snapshot.revision > 0 && snapshot.revision == history.last_id().unwrap()
     });

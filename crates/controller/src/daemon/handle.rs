@@ -5,10 +5,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use serde::Serialize;
 
 use crate::model::{Spec, State};
 use crate::reconcile::{Applied, Refused, RolloutOrder, Status};
-use crate::store::{Follow, History, Reading, StoreError};
+use crate::store::{Reading, StoreError};
 use ssntp_transport::{deadline, remaining};
 use ssntp_view::Controller;
 
@@ -18,7 +19,7 @@ const MOST_CALLS: usize = 64;
 const CALL: Duration = Duration::from_secs(10);
 
 /// The health of the controller.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Health {
     /// True while a session with the scheduler is up.
     pub online: bool,
@@ -28,7 +29,7 @@ pub struct Health {
     /// True unless the scheduler has answered that another controller is the master.
     pub leads: bool,
     /// The error of the last commit, if it failed. Until a commit succeeds, no START is sent.
-    pub store: Result<(), String>,
+    pub store: Option<String>,
 }
 
 /// The desired state and the status at one moment.
@@ -116,20 +117,9 @@ impl Handle {
         &self.controller
     }
 
-    /// Opens a connection that reads the history.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn history(&self) -> Result<History, StoreError> {
-        self.reading.history()
-    }
-
-    /// Follows the history after the row of this number, or from now on.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn follow(&self, after: Option<i64>) -> Result<Follow, StoreError> {
-        self.reading.follow(after)
+    /// A handle for reading the database.
+    pub fn reading(&self) -> &Reading {
+        &self.reading
     }
 
     /// Carries out a request. Blocks until the change is on the disk, for at most 10 s. The history

@@ -26,7 +26,7 @@ mod seen;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, bounded};
 use thiserror::Error;
 
 pub use self::handle::{Handle, Health, Outcome, Snapshot, UserRequest};
@@ -65,7 +65,6 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct RunningController {
     handle: Handle,
-    stop: Option<Sender<()>>,
     _thread: Joined,
     ended: Receiver<()>,
 }
@@ -82,7 +81,7 @@ impl RunningController {
             online: false,
             told: false,
             leads: true,
-            store: Ok(()),
+            store: None,
         };
         let snapshot = Snapshot {
             revision: store.last_id(),
@@ -91,17 +90,15 @@ impl RunningController {
             health,
         };
         let (handle, received) = Handle::new(controller, store.reading(), snapshot);
-        // Nothing is sent over these two channels: the end of one side wakes the other.
-        let (stop, stopped) = bounded(0);
+        // Nothing is sent over this channel: the end of one side wakes the other.
         let (alive, ended) = bounded(0);
-        let run = Run::new(store, state, handle.clone(), changes)?;
+        let run = Run::new(store, state, handle.clone(), changes);
         let _thread = threads::joined("ssntp-controller", move || {
-            run.run(&received, &stopped);
+            run.run(&received);
             drop(alive);
         })?;
         Ok(Self {
             handle,
-            stop: Some(stop),
             _thread,
             ended,
         })
@@ -120,8 +117,7 @@ impl RunningController {
 
 impl Drop for RunningController {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        // The thread may be waiting for room in the session's queue. Closing the client ends that.
+        // The end of the client ends the thread, also if it waits for room in the session's queue.
         self.handle.controller().close();
     }
 }

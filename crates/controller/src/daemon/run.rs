@@ -1,7 +1,6 @@
 //! The thread of the reconciler.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,13 +65,8 @@ pub(super) struct Run {
 
 impl Run {
     /// `changes` has all changes from the first session on.
-    pub(super) fn new(
-        store: Store,
-        state: State,
-        handle: Handle,
-        changes: Receiver<Change>,
-    ) -> io::Result<Self> {
-        Ok(Self {
+    pub(super) fn new(store: Store, state: State, handle: Handle, changes: Receiver<Change>) -> Self {
+        Self {
             store,
             core: Core::new(state),
             changes,
@@ -89,11 +83,11 @@ impl Run {
             rows: RowLimit::default(),
             minute: 0,
             is_ended: false,
-        })
+        }
     }
 
-    /// Serves until `stopped` is closed or the client has ended.
-    pub(super) fn run(mut self, calls: &Receiver<Call>, stopped: &Receiver<()>) {
+    /// Serves until the client has ended.
+    pub(super) fn run(mut self, calls: &Receiver<Call>) {
         let (mut last, mut has_news) = (Duration::ZERO, true);
         while !self.is_ended {
             let changes = self.changes.clone();
@@ -114,7 +108,6 @@ impl Run {
                     // The client has ended.
                     Err(_) => return,
                 },
-                recv(stopped) -> _ => return,
                 default(due.saturating_sub(elapsed(self.began))) => {}
             }
             if elapsed(self.began) >= due {
@@ -315,7 +308,6 @@ impl Run {
     }
 
     fn publish(&self) {
-        let failing = self.store.failing();
         let snapshot = Snapshot {
             // Only this thread changes the state, so all rows about it are in the snapshot. The view
             // has each change before its row is written.
@@ -326,7 +318,7 @@ impl Run {
                 online: self.controller.look(cluster::View::is_online),
                 told: self.seen.told,
                 leads: !self.core.is_backup(self.now()),
-                store: failing.map_or(Ok(()), |e| Err(e.to_string())),
+                store: self.store.failing().map(|e| e.to_string()),
             },
         };
         self.handle.publish(snapshot);

@@ -95,14 +95,10 @@ impl Access {
         *self.trusts.write().unwrap_or_else(PoisonError::into_inner) = Some(trusts);
     }
 
-    /// True if a client without a certificate needs a token even to read.
-    pub(super) fn needs_login(&self) -> bool {
-        self.login
-    }
-
-    /// A new token for the link that is printed; the former one is no longer known.
-    pub(super) fn link_token(&self) -> Result<String, TokenError> {
-        self.tokens.renew_link()
+    /// A new token for the link that is printed; the former one is no longer known. `None` if reading needs no
+    /// token.
+    pub(super) fn link_token(&self) -> Result<Option<String>, TokenError> {
+        self.login.then(|| self.tokens.renew_link()).transpose()
     }
 
     /// The client that has a token; `None` if the token is not known.

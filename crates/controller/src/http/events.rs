@@ -24,7 +24,7 @@ use ssntp_transport::{deadline, left};
 
 use super::sight::unavailable;
 use super::tokens::Right;
-use crate::model::Row;
+use crate::model::without_output;
 use crate::source::{Output, Rows, Source, Written};
 
 /// The maximum number of clients that may follow at a time. Each has a thread, which is nearly always asleep.
@@ -62,7 +62,7 @@ pub(super) fn reply(
     let mut rows = source.follow(after).map_err(unavailable)?;
     if right == Right::Read {
         let mut whole = rows;
-        rows = Box::new(move |limit| Ok(whole(limit)?.map(Row::without_output)));
+        rows = Box::new(move |limit| Ok(whole(limit)?.map(|row| row.cut(without_output))));
     }
     let output = instance.map(|instance| {
         source.output(instance, true).unwrap_or_else(|why| {

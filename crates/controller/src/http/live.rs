@@ -95,17 +95,17 @@ impl Source for Live {
     }
 
     fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {
-        let history = self.handle.history().map_err(text_of)?;
+        let history = self.handle.reading().history().map_err(text_of)?;
         history.rows(query).map_err(text_of)
     }
 
     fn figures(&self, node: Uuid, since: i64) -> Result<Vec<Figures>, String> {
-        let history = self.handle.history().map_err(text_of)?;
+        let history = self.handle.reading().history().map_err(text_of)?;
         history.figures(node, since, FIGURES).map_err(text_of)
     }
 
     fn follow(&self, after: Option<i64>) -> Result<Rows, String> {
-        let mut follow = self.handle.follow(after).map_err(text_of)?;
+        let mut follow = self.handle.reading().follow(after).map_err(text_of)?;
         Ok(Box::new(move |limit| follow.next(limit).map_err(text_of)))
     }
 

@@ -197,12 +197,12 @@ impl Api {
     /// # Errors
     /// [`TokenError`]; there is no such token.
     pub fn link(&self) -> Result<Option<String>, TokenError> {
-        let page = self.urls().into_iter().find(|url| url.starts_with("http:"));
+        let Some(page) = self.urls().into_iter().find(|url| url.starts_with("http:")) else {
+            return Ok(None);
+        };
         // A browser sends no server the part of an address that follows the #, so it is in no log of a proxy.
-        let link = |page| Ok(format!("{page}/login#{}", self.routes.access.link_token()?));
-        page.filter(|_| self.routes.access.needs_login())
-            .map(link)
-            .transpose()
+        let link = |token| format!("{page}/login#{token}");
+        Ok(self.routes.access.link_token()?.map(link))
     }
 
     /// Replaces the certificate and the authorities for new connections. Has no effect without TLS.

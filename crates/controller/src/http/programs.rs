@@ -289,7 +289,7 @@ fn rows(
     let rows = source.rows(&query).map_err(unavailable)?;
     Ok(match right {
         Right::Write => rows,
-        Right::Read => rows.into_iter().map(Row::without_output).collect(),
+        Right::Read => rows.into_iter().map(|row| row.cut(without_output)).collect(),
     })
 }
 
@@ -342,12 +342,7 @@ fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params, right: Ri
         ["status"] => found(&json!({
             "version": env!("CARGO_PKG_VERSION"),
             "revision": kept.revision,
-            "health": {
-                "online": kept.health.online,
-                "told": kept.health.told,
-                "leads": kept.health.leads,
-                "store": kept.health.store.as_ref().err(),
-            },
+            "health": kept.health,
             "workloads": kept.state.workloads.len(),
             "instances": view.instances().count(),
             "nodes": view.nodes().count(),

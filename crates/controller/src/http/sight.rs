@@ -46,7 +46,7 @@ impl Sight {
 
     /// True if the database can be written.
     pub(super) fn stores(&self) -> bool {
-        self.source.kept().health.store.is_ok()
+        self.source.kept().health.store.is_none()
     }
 
     /// What this client may see of it.

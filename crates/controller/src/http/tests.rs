@@ -536,7 +536,7 @@ fn without_a_token_only_the_health_is_told() {
     let health = || rig.ask("GET /healthz HTTP/1.1", "");
     assert!(matches!(health(), (200, _, body) if body == "ok\n"));
     rig.made_up
-        .change(|kept| kept.health.store = Err("/secret/controller.db: no space".into()));
+        .change(|kept| kept.health.store = Some("/secret/controller.db: no space".into()));
     let (code, _, body) = health();
     assert!(code == 503 && !body.contains("secret"), "{code} {body}");
     assert_eq!(rig.ask("POST /healthz HTTP/1.1", "").0, 303);

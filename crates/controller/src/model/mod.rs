@@ -299,17 +299,9 @@ impl State {
 }
 
 impl Row {
-    /// The row for clients that may only read, without output of programs.
-    pub(crate) fn without_output(self) -> Self {
-        self.cut(without_output)
-    }
-
-    /// The row for clients that may also read the output of instances.
-    pub(crate) fn without_output_of_check(self) -> Self {
-        self.cut(without_output_of_check)
-    }
-
-    fn cut(mut self, to: fn(&str) -> &str) -> Self {
+    /// The row with a part of its text: [`without_output`] for clients that may only read,
+    /// [`without_output_of_check`] for those that may also read the output of instances.
+    pub(crate) fn cut(mut self, to: impl Fn(&str) -> &str) -> Self {
         // A trace is JSON, and names frames.
         if self.kind != "trace" {
             self.text.truncate(to(&self.text).len());

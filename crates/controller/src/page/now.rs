@@ -139,7 +139,7 @@ fn problems(scene: &Scene<'_>) -> Vec<Trouble> {
         let what = "The scheduler is still reporting its nodes";
         problems.push(Trouble::new(Grade::Wait, "/nodes", what));
     }
-    if let Err(why) = &health.store {
+    if let Some(why) = &health.store {
         let what = format!("The database cannot be written, so no instance is started: {why}");
         problems.push(Trouble::new(Grade::Bad, "/events", &what));
     }

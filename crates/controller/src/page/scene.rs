@@ -89,11 +89,7 @@ impl<'a> Scene<'a> {
     /// for readers.
     pub(super) fn found(&self, query: &Query) -> Result<Vec<Row>, String> {
         let rows = self.source.rows(query)?.into_iter();
-        Ok(if self.shows_output {
-            rows.map(Row::without_output_of_check).collect()
-        } else {
-            rows.map(Row::without_output).collect()
-        })
+        Ok(rows.map(|row| row.cut(|text| self.readable(text))).collect())
     }
 
     /// As much of a text as the reader may see.

@@ -139,7 +139,7 @@ fn the_first_page_lists_problems_and_the_last_changes() {
     assert!(at("1 of 3 instances have version 4") < at("web-3 is lost: node rack1-n02 is away"));
     source.change(|kept| {
         kept.health.online = false;
-        kept.health.store = Err("disk <full>".into());
+        kept.health.store = Some("disk <full>".into());
     });
     let page = shown(&source, "/", "");
     assert!(page.contains("There is no session with the scheduler"));
