@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use super::html::{Html, html, piece};
-use super::scene::{Facts, Made, Missing, Scene};
+use super::scene::{Made, Missing, Scene, facts};
 use super::table::{Column, Table, age, badge, number, text};
 use super::words::{Badge, Grade, Link, Span, WorkloadLink, known, labels, megabytes, named};
 use crate::clock::time;
@@ -242,43 +242,30 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
         html!(&mut since; {scene.age(at)});
     }
     let stats = found.seen.map(|seen| &seen.stats);
-    let text = |text: fn(&ssntp_payload::InstanceStats) -> String| stats.map(text).unwrap_or_default();
-    Facts::of(main)
-        .fact("In this state since", &since)
-        .fact("How it ended", &found.ending)
-        .fact("In detail", &text(|stats| stats.detail.to_string()))
-        .fact(
-            "Health",
-            &text(|stats| without_output(&stats.health_text()).to_owned()),
-        )
-        .fact("Workload", &workload)
-        .fact("Node", &node)
-        .fact(
-            "Ran for",
-            &stats
-                .and_then(ran)
-                .map(|span| span.to_string())
-                .unwrap_or_default(),
-        )
-        .fact("Restarts", &text(|stats| stats.restarts.to_string()))
-        .fact("CPU", &text(|stats| format!("{} %", known(stats.cpu_usage))))
-        .fact("Memory", &text(|stats| megabytes(stats.memory_usage_mb)))
-        .fact("Disk", &text(|stats| megabytes(stats.disk_usage_mb)))
-        .fact(
-            "Address",
-            &text(|stats| stats.private_ip.map(|ip| ip.to_string()).unwrap_or_default()),
-        )
-        .fact(
-            "SSH",
-            &text(|stats| {
-                let has_ssh = !stats.ssh_ip.is_empty();
-                let address = has_ssh.then(|| format!("{}:{}", stats.ssh_ip, stats.ssh_port));
-                address.unwrap_or_default()
-            }),
-        )
-        .fact("Labels", &text(|stats| labels(&stats.labels)))
-        .fact("UUID", &uuid)
-        .end();
+    let of =
+        |text: fn(&ssntp_payload::InstanceStats) -> String| piece!({ stats.map(text).unwrap_or_default() });
+    #[rustfmt::skip] // A table: one entry a fact.
+    let shown = [
+        ("In this state since", since),
+        ("How it ended", piece!({found.ending})),
+        ("In detail", of(|stats| stats.detail.to_string())),
+        ("Health", of(|stats| without_output(&stats.health_text()).to_owned())),
+        ("Workload", workload),
+        ("Node", node),
+        ("Ran for", of(ran)),
+        ("Restarts", of(|stats| stats.restarts.to_string())),
+        ("CPU", of(|stats| format!("{} %", known(stats.cpu_usage)))),
+        ("Memory", of(|stats| megabytes(stats.memory_usage_mb))),
+        ("Disk", of(|stats| megabytes(stats.disk_usage_mb))),
+        ("Address", of(|stats| stats.private_ip.map(|ip| ip.to_string()).unwrap_or_default())),
+        ("SSH", of(|stats| match &*stats.ssh_ip {
+            "" => String::new(),
+            ip => format!("{ip}:{}", stats.ssh_port),
+        })),
+        ("Labels", of(|stats| labels(&stats.labels))),
+        ("UUID", piece!({uuid})),
+    ];
+    facts(main, shown);
     match found.seen {
         Some(_) if scene.shows_output => output(scene, main, uuid),
         Some(_) => {
@@ -291,10 +278,14 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     Ok(name)
 }
 
-/// The duration of the last run; `None` if it has not ended.
-fn ran(stats: &ssntp_payload::InstanceStats) -> Option<Span> {
-    let (from, to) = (timestamp::parse(&stats.started)?, timestamp::parse(&stats.ended)?);
-    (from > 0 && to >= from).then(|| Span(std::time::Duration::from_nanos(to - from)))
+/// The duration of the last run; empty if it has not ended.
+fn ran(stats: &ssntp_payload::InstanceStats) -> String {
+    let [from, to] = [&stats.started, &stats.ended].map(|stamp| timestamp::parse(stamp).unwrap_or(0));
+    if from > 0 && to >= from {
+        Span(Duration::from_nanos(to - from)).to_string()
+    } else {
+        String::new()
+    }
 }
 
 /// The last lines of output. The script of the page fills this element itself, so it stays empty if

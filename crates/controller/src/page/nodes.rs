@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::chart;
 use super::html::{Html, html, piece};
 use super::instances;
-use super::scene::{Facts, Made, Missing, Scene};
+use super::scene::{Made, Missing, Scene, facts};
 use super::table::{Cell, Column, Table, age, badge, choice, number, text};
 use super::words::{Age, Badge, Bytes, Grade, Link, Span, Used, known, labels, megabytes, named};
 use crate::clock::{ms, time};
@@ -123,27 +123,24 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
             html!(&mut heard; ", every " {Span(Duration::from_secs(interval))});
         }
     }
-    Facts::of(main)
-        .fact(
-            if node.connected {
-                "Connected since"
-            } else {
-                "Gone since"
-            },
-            &Age { at: node.since, now },
-        )
-        .fact("Heard", &heard)
-        .fact("Kind", node.kind())
-        .fact("Memory", &memory(node))
-        .fact("Disk", &disk(node))
-        .fact(
-            "Load",
-            &format!("{} on {} CPUs", known(stats.load), known(stats.cpus_online)),
-        )
-        .fact("Addresses", &addresses.join(", "))
-        .fact("Labels", &labels(&stats.labels))
-        .fact("UUID", &uuid)
-        .end();
+    let since = if node.connected {
+        "Connected since"
+    } else {
+        "Gone since"
+    };
+    #[rustfmt::skip] // A table: one entry a fact.
+    let shown = [
+        (since, piece!({Age { at: node.since, now }})),
+        ("Heard", heard),
+        ("Kind", piece!({*node.kind()})),
+        ("Memory", piece!({memory(node)})),
+        ("Disk", piece!({disk(node)})),
+        ("Load", piece!({known(stats.load)} " on " {known(stats.cpus_online)} " CPUs")),
+        ("Addresses", piece!({addresses.join(", ")})),
+        ("Labels", piece!({labels(&stats.labels)})),
+        ("UUID", piece!({uuid})),
+    ];
+    facts(main, shown);
     session(scene, main, uuid);
     html!(main; "<h2>Figures</h2>");
     figures(scene, main, uuid)?;
@@ -172,28 +169,25 @@ fn session(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
     let Ok(sessions) = &scene.source.sessions() else {
         return;
     };
-    let frames = |bytes: u64, frames: u64| format!("{} in {frames} frames", Bytes(bytes));
+    let frames = |bytes: u64, frames: u64| piece!({Bytes(bytes)} " in " {frames} " frames");
+    let span = |seconds: u64| piece!({ Span(Duration::from_secs(seconds)) });
     for session in sessions
         .iter()
         .filter(|session| session.uuid.uuid() == Some(uuid))
     {
         html!(out; "<h2>Session</h2>");
-        Facts::of(out)
-            .fact("Address", &session.address)
-            .fact("Age", &Span(Duration::from_secs(session.age_s)))
-            .fact("Silent for", &Span(Duration::from_secs(session.idle_s)))
-            .fact(
-                "Received",
-                &frames(session.bytes_received, session.frames_received),
-            )
-            .fact("Sent", &frames(session.bytes_sent, session.frames_sent))
-            .fact("Waiting", &frames(session.bytes_waiting, session.frames_waiting))
-            .fact(
-                "Certificate",
-                &format!("{}, serial number {}", session.subject, session.serial),
-            )
-            .fact("Issued by", &session.issuer)
-            .end();
+        #[rustfmt::skip] // A table: one entry a fact.
+        let shown = [
+            ("Address", piece!({session.address})),
+            ("Age", span(session.age_s)),
+            ("Silent for", span(session.idle_s)),
+            ("Received", frames(session.bytes_received, session.frames_received)),
+            ("Sent", frames(session.bytes_sent, session.frames_sent)),
+            ("Waiting", frames(session.bytes_waiting, session.frames_waiting)),
+            ("Certificate", piece!({session.subject} ", serial number " {session.serial})),
+            ("Issued by", piece!({session.issuer})),
+        ];
+        facts(out, shown);
     }
 }
 

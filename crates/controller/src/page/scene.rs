@@ -1,11 +1,12 @@
 //! What each page is made from, and the parts that several pages have.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use super::html::{Html, Show, html, piece};
+use super::html::{Html, html};
 use super::params::Params;
 use super::words::{Age, Link, WorkloadLink};
 use crate::clock::time;
@@ -138,24 +139,11 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Names and values below each other; empty values are left out.
-pub(super) struct Facts<'a>(&'a mut Html);
-
-impl<'a> Facts<'a> {
-    pub(super) fn of(out: &'a mut Html) -> Self {
-        html!(out; "<dl class='facts'>");
-        Self(out)
+/// Shows names and values below each other; empty values are left out.
+pub(super) fn facts<N: Display>(out: &mut Html, facts: impl IntoIterator<Item = (N, Html)>) {
+    html!(out; "<dl class='facts'>");
+    for (name, value) in facts.into_iter().filter(|(_, value)| !value.is_empty()) {
+        html!(out; "<div><dt>" {name} "</dt><dd>" {value} "</dd></div>");
     }
-
-    pub(super) fn fact(self, name: &str, value: &(impl Show + ?Sized)) -> Self {
-        let shown = piece!({ *value });
-        if !shown.is_empty() {
-            html!(&mut *self.0; "<div><dt>" {name} "</dt><dd>" {shown} "</dd></div>");
-        }
-        self
-    }
-
-    pub(super) fn end(self) {
-        html!(self.0; "</dl>");
-    }
+    html!(out; "</dl>");
 }

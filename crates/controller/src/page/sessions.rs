@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::html::{Html, html, piece};
-use super::scene::{Facts, Missing, Scene};
+use super::scene::{Missing, Scene, facts};
 use super::table::{Cell, Column, Table, badge, bytes, number, text};
 use super::words::{Badge, Bytes, Grade, Link, Span};
 use ssntp::payload::SessionEntry;
@@ -21,12 +21,10 @@ fn state(session: &SessionEntry) -> Badge {
 }
 
 pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
-    let mut facts = Facts::of(main);
-    for (whose, end) in &scene.picture.certificates {
-        let value = piece!("ends " {scene.age(*end)});
-        facts = facts.fact(&format!("Certificate of {whose}"), &value);
-    }
-    facts.end();
+    let certificates = scene.picture.certificates.iter();
+    let name = |whose: &str| format!("Certificate of {whose}");
+    let ends = certificates.map(|(whose, end)| (name(whose), piece!("ends " {scene.age(*end)})));
+    facts(main, ends);
     match &scene.source.sessions() {
         Ok(sessions) => table(scene, main, sessions),
         Err(why) => html!(main; "<p>The scheduler does not list its sessions: " {why} "</p>"),

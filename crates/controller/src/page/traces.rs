@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::chart::{Bar, waterfall};
 use super::html::{Html, html, piece};
-use super::scene::{Facts, Made, Missing, Scene};
+use super::scene::{Made, Missing, Scene, facts};
 use super::table::{Column, Table, number, text};
 use super::words::{Age, Span, short};
 use crate::clock::time;
@@ -112,12 +112,15 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, row: i64) -> Made {
     let trace = found.and_then(read).ok_or(Missing::Unknown)?;
     let name = name(&trace);
     html!(main; "<p class='way'><a href='/traces'>Traces</a></p><h1>" {name} "</h1>");
-    Facts::of(main)
-        .fact("Frame", &format!("{} {}", trace.frame_type, trace.operand))
-        .fact("Hops", &trace.nodes.len())
-        .fact("Took", &took(&trace).as_ref().map(precise).unwrap_or_default())
-        .fact("Began", &trace.start_timestamp)
-        .end();
+    let took = took(&trace).as_ref().map(precise).unwrap_or_default();
+    #[rustfmt::skip] // A table: one entry a fact.
+    let shown = [
+        ("Frame", piece!({trace.frame_type} " " {trace.operand})),
+        ("Hops", piece!({trace.nodes.len()})),
+        ("Took", piece!({took})),
+        ("Began", piece!({trace.start_timestamp})),
+    ];
+    facts(main, shown);
     let begin = times(&trace).min().unwrap_or(0);
     let mut bars = Vec::new();
     let mut is_before = false;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::html::{Html, html, piece};
 use super::instances;
 use super::params::encode;
-use super::scene::{Facts, Made, Missing, Scene};
+use super::scene::{Made, Missing, Scene, facts};
 use super::table::{Column, Table, badge, number, text};
 use super::words::{Badge, Grade, WorkloadLink, labels};
 use crate::model::{RolloutState, Workload};
@@ -93,12 +93,12 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
     Ok(())
 }
 
-/// A count as text. Zero is an empty text, which [`Facts`] leaves out.
-fn unless_zero(count: u32) -> String {
+/// A count. Zero is empty, which [`facts`] leaves out.
+fn unless_zero(count: u32) -> Html {
     if count == 0 {
-        String::new()
+        Html::default()
     } else {
-        count.to_string()
+        piece!({ count })
     }
 }
 
@@ -122,27 +122,24 @@ pub(super) fn one(scene: &Scene<'_>, main: &mut Html, name: &str) -> Made {
         RolloutState::Paused => "it is paused",
         RolloutState::Back => "a former version is being put back",
     };
-    let stable = workload
-        .stable
-        .map(|version| format!(", the last one that worked is {version}"));
-    Facts::of(main)
-        .fact("Running", &format!("{} of {}", status.running, status.wanted))
-        .fact("Healthy", &format!("{} of {}", status.healthy, status.wanted))
-        .fact("Done", &unless_zero(status.done))
-        .fact("Running beyond the count", &unless_zero(status.surge))
-        .fact("Why", &found.why)
-        .fact(
-            "Version",
-            &format!("{}{}", workload.version, stable.unwrap_or_default()),
-        )
-        .fact("Roll-out", rollout)
-        .fact("Older instances", &unless_zero(status.outdated))
-        .fact(
-            "Failures of the new version",
-            &unless_zero(workload.rollout.failures),
-        )
-        .fact("Labels", &labels(&workload.spec.labels))
-        .end();
+    let mut version = piece!({ workload.version });
+    if let Some(stable) = workload.stable {
+        html!(&mut version; ", the last one that worked is " {stable});
+    }
+    #[rustfmt::skip] // A table: one entry a fact.
+    let shown = [
+        ("Running", piece!({status.running} " of " {status.wanted})),
+        ("Healthy", piece!({status.healthy} " of " {status.wanted})),
+        ("Done", unless_zero(status.done)),
+        ("Running beyond the count", unless_zero(status.surge)),
+        ("Why", piece!({found.why})),
+        ("Version", version),
+        ("Roll-out", piece!({rollout})),
+        ("Older instances", unless_zero(status.outdated)),
+        ("Failures of the new version", unless_zero(workload.rollout.failures)),
+        ("Labels", piece!({labels(&workload.spec.labels)})),
+    ];
+    facts(main, shown);
     html!(main; "<h2>Instances</h2>");
     instances::table(scene, main, |instance| instance.workload() == name);
     html!(main; "<h2>What happened</h2>");
