@@ -8,8 +8,8 @@ use crate::failure::Failure;
 use ssntp::payload::{Error, FrameTrace, Id, yaml};
 use ssntp::proto::Frame;
 use ssntp_payload::{
-    ConcentratorInstanceAdded, InstanceEnd, InstanceStats, MAX_LABELS, NodeType, PublicIpAssigned,
-    PublicIpUnassigned, Stats, check_label, check_name,
+    ConcentratorInstanceAdded, HealthState, InstanceEnd, InstanceState, InstanceStats, MAX_LABELS,
+    NodeStatus, NodeType, PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name,
 };
 
 /// The length limit of UUIDs, addresses, states and reasons, in bytes. Valid ones are shorter.
@@ -37,16 +37,19 @@ pub(crate) fn check(frame: &Frame) -> Result<(), Error> {
     Ok(())
 }
 
-fn text(text: &mut String, most: usize) {
-    if text.len() > most {
-        *text = String::new();
+/// Empties a value whose text is longer than `most` bytes.
+fn bound<T: Default>(value: &mut T, most: usize, text: fn(&T) -> &str) {
+    if text(value).len() > most {
+        *value = T::default();
     }
 }
 
+fn text(text: &mut String, most: usize) {
+    bound(text, most, String::as_str);
+}
+
 fn id(id: &mut Id) {
-    if id.as_str().len() > MAX_WORD {
-        *id = Id::default();
-    }
+    bound(id, MAX_WORD, Id::as_str);
 }
 
 fn labels(labels: &mut BTreeMap<String, String>) {
@@ -57,18 +60,14 @@ fn labels(labels: &mut BTreeMap<String, String>) {
 }
 
 pub(crate) fn node_type(node_type: &mut NodeType) {
-    if node_type.as_str().len() > MAX_WORD {
-        *node_type = "".into();
-    }
+    bound(node_type, MAX_WORD, NodeType::as_str);
 }
 
 pub(crate) fn stats(stats: &mut Stats) {
     id(&mut stats.node_uuid);
     text(&mut stats.hostname, MAX_NAME);
     labels(&mut stats.labels);
-    if stats.status.as_str().len() > MAX_WORD {
-        stats.status = "".into();
-    }
+    bound(&mut stats.status, MAX_WORD, NodeStatus::as_str);
     stats.networks.truncate(MAX_LISTED);
     for network in &mut stats.networks {
         text(&mut network.ip, MAX_WORD);
@@ -81,9 +80,7 @@ pub(crate) fn stats(stats: &mut Stats) {
 }
 
 fn instance(stats: &mut InstanceStats) {
-    if stats.state.as_str().len() > MAX_WORD {
-        stats.state = "".into();
-    }
+    bound(&mut stats.state, MAX_WORD, InstanceState::as_str);
     stats.volumes.truncate(MAX_LISTED);
     stats.volumes.iter_mut().for_each(id);
     // An agent refuses a START with an invalid name or label, so it never sends one.
@@ -91,9 +88,7 @@ fn instance(stats: &mut InstanceStats) {
         stats.name = Box::default();
     }
     labels(&mut stats.labels);
-    if stats.health.as_str().len() > MAX_WORD {
-        stats.health = "".into();
-    }
+    bound(&mut stats.health, MAX_WORD, HealthState::as_str);
     for (text, most) in [
         (&mut stats.ssh_ip, MAX_WORD),
         (&mut stats.started, MAX_WORD),
@@ -103,24 +98,23 @@ fn instance(stats: &mut InstanceStats) {
         (&mut stats.health_since, MAX_WORD),
         (&mut stats.health_detail, MAX_DETAIL),
     ] {
-        if text.len() > most {
-            *text = Box::default();
-        }
+        bound(text, most, |text| text);
     }
 }
 
 pub(crate) fn failure(failure: &mut Failure) {
+    let subject = &mut failure.subject;
     for named in [
-        &mut failure.node,
-        &mut failure.instance,
-        &mut failure.volume,
-        &mut failure.cnci,
+        &mut subject.node_uuid,
+        &mut subject.instance_uuid,
+        &mut subject.volume_uuid,
+        &mut subject.concentrator_uuid,
     ] {
         id(named);
     }
-    text(&mut failure.public_ip, MAX_WORD);
+    text(&mut subject.public_ip, MAX_WORD);
+    text(&mut subject.detail, MAX_DETAIL);
     text(&mut failure.reason, MAX_WORD);
-    text(&mut failure.detail, MAX_DETAIL);
 }
 
 pub(crate) fn end(end: &mut InstanceEnd) {

@@ -3,9 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
-use std::time::SystemTime;
 
-use ssntp::payload::{Error, Id, InvalidFrameType, Payload};
+use ssntp::payload::{Error, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 use ssntp_cluster::refusal;
 use ssntp_payload::CommandSubject;
@@ -16,28 +15,15 @@ use ssntp_payload::CommandSubject;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The time at which this controller received the failure.
-    pub at: SystemTime,
     /// The kind of the command, or of the frame that was refused with InvalidFrameType.
     pub command: FrameKind,
     /// The operand of the error frame.
     pub error: ErrorCode,
-    /// The node; empty if the failure names none.
-    pub node: Id,
-    /// The instance; empty if the failure names none.
-    pub instance: Id,
-    /// The volume; empty if the failure names none.
-    pub volume: Id,
-    /// The concentrator; empty if the failure names none.
-    pub cnci: Id,
-    /// The public address; empty if the failure names none.
-    pub public_ip: String,
-    /// The id of the command; empty if it had none, or its receiver does not repeat ids.
-    pub command_id: String,
+    /// What the failure names, the id of its command, and the reason in full, in the words of the agent or the
+    /// scheduler. A key that it does not have is empty.
+    pub subject: CommandSubject,
     /// The reason, as the protocol's word.
     pub reason: String,
-    /// The reason in full, in the words of the agent or the scheduler; may be empty.
-    pub detail: String,
     /// The digest of the refused configuration, because InvalidConfiguration names no command.
     pub(crate) configuration: u64,
 }
@@ -51,7 +37,7 @@ pub(crate) fn digest(configuration: &[u8]) -> u64 {
 
 impl Failure {
     /// Reads the failure from a frame; `None` if the frame is of another kind.
-    pub(crate) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
+    pub(crate) fn read(frame: &Frame) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
         let (unnamed, mut configuration) = (CommandSubject::default(), digest(&[]));
         let (command, subject, reason): (FrameKind, _, _) = if let Some(read) = refusal::read(frame) {
@@ -68,17 +54,10 @@ impl Failure {
             return Ok(None);
         };
         Ok(Some(Self {
-            at,
             command,
             error,
-            node: subject.node_uuid,
-            instance: subject.instance_uuid,
-            volume: subject.volume_uuid,
-            cnci: subject.concentrator_uuid,
-            public_ip: subject.public_ip,
-            command_id: subject.command_id,
+            subject,
             reason,
-            detail: subject.detail,
             configuration,
         }))
     }
@@ -125,7 +104,7 @@ impl Failure {
             "not_supported" => "instances of its kind take no volumes",
             "assign_failure" => "the concentrator cannot assign it",
             "release_failure" => "the concentrator cannot release it",
-            "no_instance" if !self.cnci.is_empty() => {
+            "no_instance" if !self.subject.concentrator_uuid.is_empty() => {
                 "there is no such instance, or its concentrator is not connected"
             }
             "no_instance" => "the node has no such instance, or is not connected",
@@ -147,17 +126,17 @@ impl Failure {
     }
 
     /// Writes which command failed, for which subject.
-    fn subject(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            instance,
-            volume,
+    fn what(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CommandSubject {
+            instance_uuid: instance,
+            volume_uuid: volume,
             public_ip,
             ..
-        } = self;
+        } = &self.subject;
         if self.error == ErrorCode::INVALID_FRAME_TYPE {
             write!(f, "{}", self.command)?;
-            if !self.node.is_empty() {
-                write!(f, " of node {}", self.node)?;
+            if !self.subject.node_uuid.is_empty() {
+                write!(f, " of node {}", self.subject.node_uuid)?;
             }
             return f.write_str(" was refused");
         }
@@ -177,10 +156,10 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.subject(f)?;
+        self.what(f)?;
         write!(f, ": {}", self.words())?;
-        if !self.detail.is_empty() {
-            write!(f, ": {}", self.detail)?;
+        if !self.subject.detail.is_empty() {
+            write!(f, ": {}", self.subject.detail)?;
         }
         match self.reason.as_str() {
             "" => write!(f, " ({})", self.error),

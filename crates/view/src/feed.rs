@@ -37,8 +37,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     /// The streams have their own lock, because output of instances does not change the state.
-    streams: Arc<Streams>,
-    questions: Arc<Questions>,
+    pub(crate) streams: Arc<Streams>,
+    pub(crate) questions: Questions,
 }
 
 #[derive(Debug)]
@@ -67,16 +67,8 @@ impl Shared {
             }),
             changed: Condvar::new(),
             streams: Arc::default(),
-            questions: Arc::default(),
+            questions: Questions::default(),
         }
-    }
-
-    pub(crate) fn streams(&self) -> &Arc<Streams> {
-        &self.streams
-    }
-
-    pub(crate) fn questions(&self) -> &Arc<Questions> {
-        &self.questions
     }
 
     /// Handles events until the client ends.
@@ -98,7 +90,10 @@ impl Shared {
                 }
                 // `Closed` is handled below. There are no requests, because none are registered.
                 Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => locked(&self.state).handle_deadline(now()),
+                Err(RecvTimeoutError::Timeout) => {
+                    let State { orders, view, .. } = &mut *locked(&self.state);
+                    orders.handle_deadline(now(), view);
+                }
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -219,10 +214,6 @@ impl State {
         self.view.had_leader() || counted
     }
 
-    fn handle_deadline(&mut self, now: Instant) {
-        self.orders.handle_deadline(now, &self.view);
-    }
-
     fn handle(&mut self, changes: Vec<Change>) {
         for change in changes {
             match &change {
@@ -252,7 +243,7 @@ impl State {
 
 /// The text of a failure, with names for the UUIDs of its instance and its node.
 fn named(view: &View, failure: &Failure) -> String {
-    let of = [&failure.instance, &failure.node].into_iter();
+    let of = [&failure.subject.instance_uuid, &failure.subject.node_uuid].into_iter();
     of.filter_map(|id| id.uuid())
         .fold(failure.to_string(), |text, uuid| {
             let name = view.called(uuid).unwrap_or_else(|| view.beginning(uuid));

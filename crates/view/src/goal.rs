@@ -40,25 +40,19 @@ use ssntp_payload::{
 
 /// A command whose effect the view shows: the payloads that
 /// [`Controller::order`](crate::Controller::order) accepts.
-pub trait Orderable: Payload + private::Sealed {}
+pub trait Orderable: Payload {}
 
-mod private {
-    pub trait Sealed {}
-}
-
-macro_rules! orderable {
-    ($($payload:ident)*) => {
-        $(
-            impl private::Sealed for $payload {}
-            impl Orderable for $payload {}
-        )*
-    };
-}
-
-orderable! {
-    Start StartPayload Stop Restart Delete AttachVolume DetachVolume Evacuate Restore
-    AssignPublicIp ReleasePublicIp
-}
+impl Orderable for Start {}
+impl Orderable for StartPayload {}
+impl Orderable for Stop {}
+impl Orderable for Restart {}
+impl Orderable for Delete {}
+impl Orderable for AttachVolume {}
+impl Orderable for DetachVolume {}
+impl Orderable for Evacuate {}
+impl Orderable for Restore {}
+impl Orderable for AssignPublicIp {}
+impl Orderable for ReleasePublicIp {}
 
 /// The goal of a command: the command, and its subject.
 #[derive(Clone, Debug)]
@@ -337,12 +331,13 @@ impl Goal {
 
     /// True if a failure answers this command.
     pub(crate) fn failed(&self, failure: &Failure) -> bool {
+        let subject = &failure.subject;
         failure.error != ErrorCode::INVALID_FRAME_TYPE
             && failure.command == self.command
-            && (failure.command_id.is_empty() || failure.command_id == self.about.command_id)
-            && same(&self.about.instance_uuid, &failure.instance)
-            && same(&self.about.volume_uuid, &failure.volume)
-            && self.about.public_ip == failure.public_ip
+            && (subject.command_id.is_empty() || subject.command_id == self.about.command_id)
+            && same(&self.about.instance_uuid, &subject.instance_uuid)
+            && same(&self.about.volume_uuid, &subject.volume_uuid)
+            && self.about.public_ip == subject.public_ip
             && failure::digest(&self.configuration) == failure.configuration
     }
 
@@ -351,7 +346,9 @@ impl Goal {
     /// its retention has ended; or that it has the instance of a START, for example because the answer to
     /// an earlier START was lost.
     pub(crate) fn is_met_by(&self, failure: &Failure, view: &View) -> Option<Shown> {
-        let node = view.node(failure.node.uuid()?).filter(|node| node.is_current())?;
+        let node = view
+            .node(failure.subject.node_uuid.uuid()?)
+            .filter(|node| node.is_current())?;
         let seen = self.instance(view).filter(|seen| seen.node == node.uuid)?;
         match (self.command, &*failure.reason) {
             (Command::DELETE, "no_instance") => Some(Shown::Gone {
@@ -375,7 +372,7 @@ impl Goal {
     /// InvalidFrameType as the failure of this command, with the command's node.
     pub(crate) fn named(&self, mut failure: Failure) -> Failure {
         if self.is_for_a_node() {
-            failure.node = self.about.node_uuid.clone();
+            failure.subject.node_uuid = self.about.node_uuid.clone();
         }
         failure
     }

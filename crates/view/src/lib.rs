@@ -179,8 +179,7 @@ impl Controller {
     /// # Errors
     /// As [`Client::start`].
     pub fn start(config: ControllerConfig) -> Result<Self, ClientError> {
-        let shared = Shared::new(View::default());
-        Self::start_with(config, Arc::new(shared))
+        Ok(Self::start_subscribed(config)?.0)
     }
 
     /// As [`start`](Self::start), with a channel as [`subscribe`](Self::subscribe) returns it, which
@@ -189,24 +188,21 @@ impl Controller {
     /// # Errors
     /// As `start`.
     pub fn start_subscribed(config: ControllerConfig) -> Result<(Self, Receiver<Change>), ClientError> {
-        let shared = Shared::new(View::default());
+        let shared = Arc::new(Shared::new(View::default()));
         let changes = shared.subscribe();
-        Ok((Self::start_with(config, Arc::new(shared))?, changes))
-    }
-
-    fn start_with(config: ControllerConfig, shared: Arc<Shared>) -> Result<Self, ClientError> {
         let client = Client::start(config.client.tracing(config.tracing))?;
         // The thread does not own the `Client`. So dropping the controller ends the client, which
         // ends the events and the thread.
         let (events, handle, fed) = (client.events().clone(), client.handle(), Arc::clone(&shared));
         let feeder = threads::joined("ssntp-control", move || fed.feed(&events, &handle));
-        Ok(Self {
+        let controller = Self {
             client,
             tracing: config.tracing,
             traceparent: config.traceparent,
             shared,
             feeder: Mutex::new(feeder.map_err(|e| ClientError::Thread(Arc::new(e)))?),
-        })
+        };
+        Ok((controller, changes))
     }
 
     /// Calls `look` with the present view. It blocks the thread that handles frames, so it should
@@ -364,7 +360,7 @@ impl Controller {
     /// # Errors
     /// [`CommandError::Send`]. Any other error is the last event of the stream.
     pub fn stream(&self, instance: Uuid, request: StreamRequest) -> Result<OutputStream, CommandError> {
-        OutputStream::open(self.client(), self.shared.streams(), instance, request)
+        OutputStream::open(self.client(), &self.shared.streams, instance, request)
     }
 
     /// Sends a question to the scheduler, and waits for the answer for at most `limit`. `is_answer`
@@ -378,7 +374,7 @@ impl Controller {
         is_answer: impl Fn(&A) -> bool,
         limit: Duration,
     ) -> Result<A, AskError> {
-        question::ask(&self.client, self.shared.questions(), question, is_answer, limit)
+        question::ask(&self.client, &self.shared.questions, question, is_answer, limit)
     }
 
     fn send(&self, mut frame: Frame) -> Result<Order, CommandError> {

@@ -1,6 +1,6 @@
 //! Questions to the scheduler, such as for the list of its sessions, and their answers.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -38,14 +38,14 @@ pub enum AskError {
 /// Sends a question, and waits for the answer for at most `limit`.
 pub(crate) fn ask<Q: Payload, A: Payload>(
     client: &Client,
-    questions: &Arc<Questions>,
+    questions: &Questions,
     question: &Q,
     is_answer: impl Fn(&A) -> bool,
     limit: Duration,
 ) -> Result<A, AskError> {
     let deadline = deadline(limit);
     // Registered before the frame is sent, so that no answer can arrive too early.
-    let asked = OpenQuestion::register(questions, Q::KIND, A::KIND);
+    let asked = questions.register(Q::KIND, A::KIND);
     let sent = client.send_timeout(Frame::of(question), limit);
     sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
     asked.answer(is_answer, deadline, AskError::Late(limit))
@@ -117,11 +117,28 @@ impl Questions {
     pub(crate) fn end(&self) {
         locked(&self.0).clear();
     }
+
+    fn register(&self, question: FrameKind, answer: FrameKind) -> OpenQuestion<'_> {
+        // The only sender is in the list, so removing it from the list ends the wait.
+        let (sender, answers) = bounded(MAX_ANSWERS);
+        let id = Uuid::new_v4();
+        locked(&self.0).push(Registered {
+            id,
+            question,
+            answer,
+            answers: sender,
+        });
+        OpenQuestion {
+            questions: self,
+            id,
+            answers,
+        }
+    }
 }
 
 /// A question that waits for its answer. Dropping it ends the registration.
-struct OpenQuestion {
-    questions: Arc<Questions>,
+struct OpenQuestion<'a> {
+    questions: &'a Questions,
     id: Uuid,
     answers: Receiver<Result<Bytes, AskError>>,
 }
@@ -130,25 +147,7 @@ struct OpenQuestion {
 /// questions of its kind, of which a client has far fewer at a time. Further ones are dropped.
 const MAX_ANSWERS: usize = 256;
 
-impl OpenQuestion {
-    fn register(questions: &Arc<Questions>, question: FrameKind, answer: FrameKind) -> Self {
-        // The only sender is in the list, so removing it from the list ends the wait.
-        let (sender, answers) = bounded(MAX_ANSWERS);
-        let id = Uuid::new_v4();
-        locked(&questions.0).push(Registered {
-            id,
-            question,
-            answer,
-            answers: sender,
-        });
-        let questions = Arc::clone(questions);
-        Self {
-            questions,
-            id,
-            answers,
-        }
-    }
-
+impl OpenQuestion<'_> {
     /// Waits for its answer. Returns `late` at the deadline, or the error of the last answer that cannot
     /// be read: the id of such an answer is unknown, so it may answer another question of the kind.
     fn answer<A: Payload>(
@@ -172,7 +171,7 @@ impl OpenQuestion {
     }
 }
 
-impl Drop for OpenQuestion {
+impl Drop for OpenQuestion<'_> {
     fn drop(&mut self) {
         locked(&self.questions.0).retain(|one| one.id != self.id);
     }
@@ -187,9 +186,9 @@ mod tests {
 
     #[test]
     fn an_answer_that_cannot_be_read_fails_no_other_question() {
-        let questions = Arc::default();
+        let questions = Questions::default();
         let kind = Event::TENANTS.into();
-        let asked = OpenQuestion::register(&questions, Command::TENANT.into(), kind);
+        let asked = questions.register(Command::TENANT.into(), kind);
         let is_own = |answer: &Tenants| answer.id == "own";
         let answer = || asked.answer(is_own, deadline(Duration::ZERO), AskError::Late(Duration::ZERO));
         questions.frame(&Frame::with_payload(kind, "tenants: ["));
@@ -202,9 +201,9 @@ mod tests {
 
     #[test]
     fn answers_to_other_questions_of_its_kind_do_not_displace_an_answer() {
-        let questions = Arc::default();
+        let questions = Questions::default();
         let kind = Command::STATS.into();
-        let asked = OpenQuestion::register(&questions, kind, kind);
+        let asked = questions.register(kind, kind);
         for _ in 0..100 {
             questions.frame(&Frame::with_payload(kind, "another"));
         }

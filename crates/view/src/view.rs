@@ -406,7 +406,7 @@ impl View {
             FrameType::STATUS if kind == Status::OFFLINE => changes.push(Change::NodeOffline),
             FrameType::EVENT => self.event(frame, now, changes)?,
             FrameType::ERROR => {
-                if let Some(mut failure) = Failure::read(frame, now)? {
+                if let Some(mut failure) = Failure::read(frame)? {
                     bounds::failure(&mut failure);
                     changes.push(Change::Failed(failure));
                 }

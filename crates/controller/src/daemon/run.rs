@@ -373,10 +373,10 @@ fn refused(failure: &Failure) -> Answer {
     if matches!(of_start, Reason::AlreadyRunning | Reason::InstanceExists) {
         return Answer::There;
     }
-    let detail = if failure.detail.is_empty() {
+    let detail = if failure.subject.detail.is_empty() {
         String::new()
     } else {
-        format!(": {}", failure.detail)
+        format!(": {}", failure.subject.detail)
     };
     Answer::NotStarted {
         why: format!("{}{detail} ({reason})", failure.words()),

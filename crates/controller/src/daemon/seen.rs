@@ -75,7 +75,13 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
                 ..Event::default()
             });
         }
-        Change::Failed(failure) => ("failed", (failure.instance.uuid(), failure.node.uuid())),
+        Change::Failed(failure) => (
+            "failed",
+            (
+                failure.subject.instance_uuid.uuid(),
+                failure.subject.node_uuid.uuid(),
+            ),
+        ),
         // When a session begins, the scheduler reports all nodes and instances again.
         _ if !is_complete => return None,
         Change::NodeConnected { node, .. }

@@ -97,7 +97,7 @@ impl Starts {
         {
             match change {
                 Change::Failed(failure) if failure.command == FrameKind::from(Command::START) => {
-                    if let Ok(instance) = failure.instance.to_string().parse() {
+                    if let Ok(instance) = failure.subject.instance_uuid.to_string().parse() {
                         *self.failures.entry((at, instance)).or_default() += 1;
                     }
                 }

@@ -148,10 +148,12 @@ pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Val
 }
 
 fn failure(failed: &Failure) -> Value {
+    let subject = &failed.subject;
     json!({
         "command": failed.command.to_string(), "error": failed.error.to_string(), "reason": failed.reason,
-        "words": failed.words(), "node": failed.node.as_str(), "instance": failed.instance.as_str(),
-        "detail": failed.detail, "volume": failed.volume.as_str(), "cnci": failed.cnci.as_str(), "public_ip": failed.public_ip,
+        "words": failed.words(), "node": subject.node_uuid, "instance": subject.instance_uuid,
+        "detail": subject.detail, "volume": subject.volume_uuid, "cnci": subject.concentrator_uuid,
+        "public_ip": subject.public_ip,
     })
 }
 

@@ -101,7 +101,7 @@ impl Moves {
             for change in self.changes.try_iter() {
                 if let Change::Failed(failure) = change
                     && failure.command == Command::START
-                    && let Some(instance) = failure.instance.uuid()
+                    && let Some(instance) = failure.subject.instance_uuid.uuid()
                     && self.waiting.remove(&instance)
                 {
                     stayed += 1;

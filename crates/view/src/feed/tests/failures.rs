@@ -119,7 +119,7 @@ fn every_reason_has_words() {
         for reason in reasons {
             let (payload, reason) = (format!("reason: {}\n", reason.to_string()), reason.to_string());
             let frame = Frame::with_payload(error, payload);
-            let failure = crate::Failure::read(&frame, UNIX_EPOCH).unwrap().unwrap();
+            let failure = crate::Failure::read(&frame).unwrap().unwrap();
             let text = failure.to_string();
             assert!(!text.contains("not one of the protocol's"), "{text}");
             assert!(text.ends_with(&format!(" ({reason})")), "{text}");
