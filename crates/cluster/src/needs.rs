@@ -93,21 +93,17 @@ impl Needs {
 
     /// What the START requires and none of these nodes has, each with its host name and its labels.
     pub fn lacking<'a>(&self, nodes: impl Iterator<Item = (&'a str, &'a Labels)> + Clone) -> Option<Lacking> {
-        let is_lacking = |mark: &Mark<'_>| !nodes.clone().any(|(name, labels)| mark.is_of(name, labels));
-        if let Some(mark) = self.marks().find(is_lacking) {
-            return Some(Lacking {
-                is_label: matches!(mark, Mark::Label(..)),
-                what: mark.to_string(),
-            });
-        }
-        // Each of them is at some node, and perhaps never all at one.
-        if self.marks().next().is_none() || nodes.clone().any(|(name, labels)| self.admit(name, labels)) {
-            return None;
-        }
-        let all: Vec<_> = self.marks().map(|mark| mark.to_string()).collect();
+        let is_lacking = |marks: &Vec<Mark<'_>>| {
+            let has_all = |(name, labels)| marks.iter().all(|mark| mark.is_of(name, labels));
+            !marks.is_empty() && !nodes.clone().any(has_all)
+        };
+        // Each of them may be at some node, and never all at one.
+        let all = std::iter::once(self.marks().collect());
+        let lacking = self.marks().map(|mark| vec![mark]).chain(all).find(is_lacking)?;
+        let what: Vec<_> = lacking.iter().map(Mark::to_string).collect();
         Some(Lacking {
-            is_label: true,
-            what: all.join(" and "),
+            is_label: !matches!(lacking[..], [Mark::Hostname(_)]),
+            what: what.join(" and "),
         })
     }
 

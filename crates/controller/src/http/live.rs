@@ -13,7 +13,7 @@ use crate::daemon::{Handle, Outcome, Snapshot, UserRequest};
 use crate::model::{Figures, Row};
 use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::store::{Query, StoreError};
-use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
+use ssntp::payload::{ListSessions, SessionEntry, Sessions};
 use ssntp_payload::{Outputs, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
 use ssntp_transport::{deadline, left};
 use ssntp_view::{Controller, OutputStream, StreamEvent, StreamRequest, all_pages, incomplete};
@@ -78,15 +78,7 @@ impl Source for Live {
     }
 
     fn has_tenant(&self, name: &str) -> Result<bool, String> {
-        let question = Tenant {
-            id: new_id(),
-            action: TenantAction::Show,
-            name: name.to_owned(),
-            ..Tenant::default()
-        };
-        let is_answer = |answer: &Tenants| answer.id == question.id;
-        let answer = self.handle.controller().ask(&question, is_answer, ANSWER);
-        let answer = answer.map_err(|e| e.to_string())?;
+        let answer = ask_of_tenants(self.handle.controller(), TenantAction::Show, name)?;
         match answer.reason {
             TenantRefusal::NotRefused => Ok(true),
             TenantRefusal::NoTenant => Ok(false),
@@ -130,14 +122,10 @@ fn text_of(e: StoreError) -> String {
     e.to_string()
 }
 
-fn new_id() -> Id {
-    Uuid::new_v4().into()
-}
-
 fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
     all_pages(|after| {
         let question = ListSessions {
-            id: new_id(),
+            id: Uuid::new_v4().into(),
             roles: String::new(),
             after: *after,
         };
@@ -150,20 +138,23 @@ fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
 /// All tenants, without the addresses of their instances.
 fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
     all_pages(|after: &String| {
-        let question = Tenant {
-            id: new_id(),
-            action: TenantAction::List,
-            name: after.clone(),
-            ..Tenant::default()
-        };
-        let page = controller.ask(&question, |page: &Tenants| page.id == question.id, ANSWER);
-        let page = page.map_err(|e| e.to_string())?;
-        if page.reason.as_str().is_empty() {
-            Ok((page.entries, page.next))
-        } else {
-            Err(page.detail)
+        let page = ask_of_tenants(controller, TenantAction::List, after)?;
+        match page.reason {
+            TenantRefusal::NotRefused => Ok((page.entries, page.next)),
+            _ => Err(page.detail),
         }
     })
+}
+
+fn ask_of_tenants(controller: &Controller, action: TenantAction, name: &str) -> Result<Tenants, String> {
+    let question = Tenant {
+        id: Uuid::new_v4().into(),
+        action,
+        name: name.to_owned(),
+        ..Tenant::default()
+    };
+    let answer = controller.ask(&question, |answer: &Tenants| answer.id == question.id, ANSWER);
+    answer.map_err(|e| e.to_string())
 }
 
 /// The next piece of an instance's output, in whole characters. `held` has, for each of the two
