@@ -5,7 +5,6 @@ use std::iter::{Map, Peekable};
 use std::str::SplitTerminator;
 
 use bytes::Bytes;
-use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::{InstanceState, NodeStatus, Stats};
@@ -59,7 +58,7 @@ impl StatsSummary {
     pub fn read(payload: &[u8]) -> Result<Self, Error> {
         match Lines::of(payload).and_then(|mut lines| lines.summary()) {
             Some(summary) => Ok(summary),
-            None => Ok(yaml::decode_within::<Whole>(payload, MAX_READ_LEN)?.into()),
+            None => Ok(yaml::decode_within::<Stats>(payload, MAX_READ_LEN)?.into()),
         }
     }
 
@@ -91,25 +90,8 @@ impl StatsSummary {
     }
 }
 
-/// The same values for a full read by serde.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Whole {
-    node_uuid: Id,
-    interval: i64,
-    instances: Vec<WholeInstance>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct WholeInstance {
-    instance_uuid: Id,
-    state: InstanceState,
-    volumes: Vec<Id>,
-}
-
-impl From<Whole> for StatsSummary {
-    fn from(whole: Whole) -> Self {
+impl From<Stats> for StatsSummary {
+    fn from(whole: Stats) -> Self {
         let mut summary = Self {
             node_uuid: whole.node_uuid,
             interval: whole.interval,
@@ -417,7 +399,7 @@ mod tests {
         };
         for stats in [stats(), none] {
             let document = stats.encode();
-            let whole: Whole = yaml::decode(&document).unwrap();
+            let whole: Stats = yaml::decode(&document).unwrap();
             assert_eq!(skimmed(&document), Some(whole.into()));
         }
     }
@@ -455,7 +437,7 @@ mod tests {
     fn volumes_are_skimmed_before_and_after_other_keys() {
         let document = b"instances:\n- volumes:\n  - a\n  - b\n  instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1002\n  volumes:\n    - c\nload: 1\n";
         let summary = skimmed(document).expect("the document has the form of STATS");
-        assert_eq!(summary, yaml::decode::<Whole>(document).unwrap().into());
+        assert_eq!(summary, yaml::decode::<Stats>(document).unwrap().into());
         assert_eq!(summary.volumes.len(), 3);
     }
 
@@ -527,7 +509,7 @@ mod tests {
             let skimmed = skimmed(&document).unwrap_or_else(|| panic!("{value:?}: {document:?}"));
             assert_eq!(
                 skimmed,
-                yaml::decode::<Whole>(&document).unwrap().into(),
+                yaml::decode::<Stats>(&document).unwrap().into(),
                 "{value:?}"
             );
         }
@@ -536,7 +518,7 @@ mod tests {
     #[test]
     fn stats_of_older_senders_are_skimmed() {
         let document = include_bytes!("../tests/fixtures/payloads/STATS.yaml");
-        let whole: Whole = yaml::decode(document).unwrap();
+        let whole: Stats = yaml::decode(document).unwrap();
         assert_eq!(StatsSummary::read(document).unwrap(), whole.into());
         let document = b"node_uuid: 0\ninstances:\n- state: active\n  networks:\n  - a: b\n    c: d\n  instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\nload: 3\n";
         let summary = skimmed(document).expect("the document has the form of STATS");
@@ -548,7 +530,7 @@ mod tests {
         let document = b"node_uuid: n\ntaints:\n  example.org/gpu: only, for (some)\ninstances:\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n  labels:\n    state: odd\n    app.kubernetes.io/name: \"a: b \\\"c\\\"\"\n  state: exited\n  detail: it isn't there\n";
         let summary = skimmed(document).expect("the document has the form of STATS");
         assert_eq!(summary.instances[0].1, InstanceState::Exited);
-        let whole: Whole = yaml::decode(document).unwrap();
+        let whole: Stats = yaml::decode(document).unwrap();
         assert_eq!(summary, whole.into());
     }
 
@@ -597,7 +579,7 @@ mod tests {
                 document.push('\n');
             }
             if let Some(skimmed) = skimmed(document.as_bytes())
-                && let Ok(whole) = yaml::decode::<Whole>(document.as_bytes())
+                && let Ok(whole) = yaml::decode::<Stats>(document.as_bytes())
             {
                 prop_assert_eq!(skimmed, whole.into(), "{}", document);
             }
