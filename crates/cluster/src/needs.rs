@@ -2,8 +2,8 @@
 //! check of a file that describes an instance.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
+use thiserror::Error;
 use uuid::Uuid;
 
 use ssntp::Role;
@@ -124,9 +124,11 @@ pub struct Lacking {
 }
 
 /// The host name of a node, or one of its labels.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Error)]
 enum Mark<'a> {
+    #[error("the host name {}", excerpt(.0))]
     Hostname(&'a str),
+    #[error("the label {0}={1}")]
     Label(&'a str, &'a String),
 }
 
@@ -135,15 +137,6 @@ impl Mark<'_> {
         match self {
             Self::Hostname(wanted) => wanted.eq_ignore_ascii_case(hostname),
             Self::Label(key, value) => labels.get(key) == Some(value),
-        }
-    }
-}
-
-impl fmt::Display for Mark<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hostname(name) => write!(f, "the host name {}", excerpt(name)),
-            Self::Label(key, value) => write!(f, "the label {key}={value}"),
         }
     }
 }

@@ -1,9 +1,8 @@
 //! The changes of a view, in the order in which a controller sees them.
 
-use std::fmt;
-
 use bytes::Bytes;
 use serde::Serialize;
+use thiserror::Error;
 use uuid::Uuid;
 
 use crate::ending::Ending;
@@ -12,20 +11,22 @@ use ssntp::payload::{self, FrameTrace, Id};
 use ssntp::proto::FrameKind;
 use ssntp_payload::{InstanceState, NodeStatus, NodeType};
 
-/// A change of a controller's view. Displayed as a sentence. Serialized for programs: the key
+/// A change of a controller's view. Displayed as a sentence; the derive for that makes it an error type, too. Serialized for programs: the key
 /// `event` is the name of the variant in snake case, and the other keys are the UUIDs, states and
 /// addresses of the change.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Error, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Change {
     /// A session with the scheduler has begun. The changes of its snapshot follow.
+    #[error("connected to {scheduler}")]
     Online {
         /// The scheduler: `UUID (roles) at ADDRESS`.
         #[serde(skip)]
         scheduler: String,
     },
     /// The session is lost. The present state of all nodes is unknown until the next session.
+    #[error("disconnected: {reason}")]
     Offline {
         /// The reason.
         #[serde(skip)]
@@ -33,18 +34,23 @@ pub enum Change {
     },
     /// The controller has ended; no change follows. A subscriber whose channel is full does not
     /// receive it.
+    #[error("{reason}")]
     Ended {
         /// The reason.
         #[serde(skip)]
         reason: String,
     },
     /// Changes before this one were dropped, because they were not received in time.
+    #[error("{count} changes were missed")]
     Missed {
         /// The number of dropped changes.
         #[serde(skip)]
         count: u64,
     },
     /// The scheduler has sent the whole snapshot of the cluster.
+    #[error(
+        "snapshot complete: {nodes} nodes, of which {reporting} have sent STATS, with {instances} instances"
+    )]
     SnapshotComplete {
         /// The number of connected nodes.
         nodes: u64,
@@ -54,6 +60,7 @@ pub enum Change {
         instances: u64,
     },
     /// A node has connected, or is connected at the beginning of a session.
+    #[error("{} {node} is connected", kind(node_type))]
     NodeConnected {
         /// The node.
         node: Uuid,
@@ -61,6 +68,7 @@ pub enum Change {
         node_type: NodeType,
     },
     /// A node has disconnected.
+    #[error("{} {node} has disconnected", kind(node_type))]
     NodeDisconnected {
         /// The node.
         node: Uuid,
@@ -68,6 +76,7 @@ pub enum Change {
         node_type: NodeType,
     },
     /// The status of a node has changed.
+    #[error("node {node} is {status}")]
     NodeStatus {
         /// The node.
         node: Uuid,
@@ -75,8 +84,10 @@ pub enum Change {
         status: NodeStatus,
     },
     /// A node is offline. Its next STATS show which one.
+    #[error("a node is OFFLINE")]
     NodeOffline,
     /// STATS of a node have arrived. The changes that they caused came before this one.
+    #[error("STATS of node {node}")]
     NodeStats {
         /// The node.
         node: Uuid,
@@ -85,6 +96,7 @@ pub enum Change {
         first: bool,
     },
     /// A node has an instance that it did not have before.
+    #[error("instance {instance} is {state} on node {node}")]
     InstanceAdded {
         /// The instance.
         instance: Uuid,
@@ -94,6 +106,7 @@ pub enum Change {
         state: InstanceState,
     },
     /// STATS list an instance in another state than before.
+    #[error("instance {instance} is {state}, after {before}{}", Ending::after_colon(ending.as_ref()))]
     InstanceState {
         /// The instance.
         instance: Uuid,
@@ -109,6 +122,7 @@ pub enum Change {
     },
     /// A node no longer has an instance, or the view has forgotten the disconnected node to make
     /// room in its history.
+    #[error("instance {instance} is no longer on node {node}")]
     InstanceGone {
         /// The instance.
         instance: Uuid,
@@ -116,6 +130,7 @@ pub enum Change {
         node: Uuid,
     },
     /// InstanceStopped has arrived.
+    #[error("instance {instance} has stopped{}", Ending::after_colon(Some(ending)))]
     InstanceStopped {
         /// The instance.
         instance: Uuid,
@@ -126,6 +141,7 @@ pub enum Change {
         ending: Ending,
     },
     /// InstanceDeleted has arrived.
+    #[error("instance {instance} is deleted{}", Ending::after_colon(Some(ending)))]
     InstanceDeleted {
         /// The instance.
         instance: Uuid,
@@ -136,6 +152,7 @@ pub enum Change {
         ending: Ending,
     },
     /// A volume was attached to an instance.
+    #[error("volume {volume} is attached to instance {instance}")]
     VolumeAttached {
         /// The instance.
         instance: Uuid,
@@ -143,6 +160,7 @@ pub enum Change {
         volume: Id,
     },
     /// A volume was detached from an instance.
+    #[error("volume {volume} is detached from instance {instance}")]
     VolumeDetached {
         /// The instance.
         instance: Uuid,
@@ -150,16 +168,19 @@ pub enum Change {
         volume: Id,
     },
     /// A concentrator has announced itself.
+    #[error("CNCI {cnci} has announced itself")]
     CnciAdded {
         /// The concentrator.
         cnci: Uuid,
     },
     /// A concentrator's instance is gone.
+    #[error("CNCI {cnci} is gone")]
     CnciGone {
         /// The concentrator.
         cnci: Uuid,
     },
     /// An instance has a public address.
+    #[error("{public_ip} is assigned to instance {instance} by CNCI {cnci}")]
     PublicIpAssigned {
         /// The concentrator that assigned it.
         cnci: Uuid,
@@ -169,6 +190,7 @@ pub enum Change {
         public_ip: String,
     },
     /// An instance has lost a public address.
+    #[error("{public_ip} is taken from instance {instance} by CNCI {cnci}")]
     PublicIpUnassigned {
         /// The concentrator that released it.
         cnci: Uuid,
@@ -179,16 +201,20 @@ pub enum Change {
     },
     /// The scheduler has adopted a configuration of this controller, or a new leader has sent the
     /// current one.
+    #[error("the cluster has a new configuration")]
     Configured {
         /// The configuration.
         #[serde(skip)]
         configuration: Bytes,
     },
     /// A command of this or another controller failed.
+    #[error("{0}")]
     Failed(#[serde(skip)] Failure),
     /// A traced frame has arrived.
+    #[error("trace {:?} of {} over {} hops", .0.label, .0.operand, .0.nodes.len())]
     Traced(#[serde(skip)] FrameTrace),
     /// The payload of a frame cannot be read.
+    #[error("the payload of {kind} cannot be read: {error}")]
     Unreadable {
         /// The kind of the frame.
         #[serde(skip)]
@@ -197,97 +223,6 @@ pub enum Change {
         #[serde(skip)]
         error: payload::Error,
     },
-}
-
-impl fmt::Display for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Online { scheduler } => write!(f, "connected to {scheduler}"),
-            Self::Offline { reason } => write!(f, "disconnected: {reason}"),
-            Self::Ended { reason } => f.write_str(reason),
-            Self::Missed { count } => write!(f, "{count} changes were missed"),
-            Self::SnapshotComplete {
-                nodes,
-                reporting,
-                instances,
-            } => write!(
-                f,
-                "snapshot complete: {nodes} nodes, of which {reporting} have sent STATS, with {instances} instances"
-            ),
-            Self::NodeConnected { node, node_type } => {
-                write!(f, "{} {node} is connected", kind(node_type))
-            }
-            Self::NodeDisconnected { node, node_type } => {
-                write!(f, "{} {node} has disconnected", kind(node_type))
-            }
-            Self::NodeStatus { node, status } => write!(f, "node {node} is {status}"),
-            Self::NodeOffline => f.write_str("a node is OFFLINE"),
-            Self::NodeStats { node, .. } => write!(f, "STATS of node {node}"),
-            Self::InstanceAdded {
-                instance,
-                node,
-                state,
-            } => {
-                write!(f, "instance {instance} is {state} on node {node}")
-            }
-            Self::InstanceState {
-                instance,
-                before,
-                state,
-                ending,
-                ..
-            } => {
-                let ending = Ending::after_colon(ending.as_ref());
-                write!(f, "instance {instance} is {state}, after {before}{ending}")
-            }
-            Self::InstanceGone { instance, node } => {
-                write!(f, "instance {instance} is no longer on node {node}")
-            }
-            Self::InstanceStopped { instance, ending, .. } => {
-                write!(
-                    f,
-                    "instance {instance} has stopped{}",
-                    Ending::after_colon(Some(ending))
-                )
-            }
-            Self::InstanceDeleted { instance, ending, .. } => {
-                write!(
-                    f,
-                    "instance {instance} is deleted{}",
-                    Ending::after_colon(Some(ending))
-                )
-            }
-            Self::VolumeAttached { instance, volume } => {
-                write!(f, "volume {volume} is attached to instance {instance}")
-            }
-            Self::VolumeDetached { instance, volume } => {
-                write!(f, "volume {volume} is detached from instance {instance}")
-            }
-            Self::CnciAdded { cnci } => write!(f, "CNCI {cnci} has announced itself"),
-            Self::CnciGone { cnci } => write!(f, "CNCI {cnci} is gone"),
-            Self::PublicIpAssigned {
-                cnci,
-                instance,
-                public_ip,
-            } => {
-                write!(f, "{public_ip} is assigned to instance {instance} by CNCI {cnci}")
-            }
-            Self::PublicIpUnassigned {
-                cnci,
-                instance,
-                public_ip,
-            } => {
-                write!(f, "{public_ip} is taken from instance {instance} by CNCI {cnci}")
-            }
-            Self::Configured { .. } => f.write_str("the cluster has a new configuration"),
-            Self::Failed(failure) => failure.fmt(f),
-            Self::Traced(trace) => {
-                let (hops, label) = (trace.nodes.len(), &trace.label);
-                write!(f, "trace {label:?} of {} over {hops} hops", trace.operand)
-            }
-            Self::Unreadable { kind, error } => write!(f, "the payload of {kind} cannot be read: {error}"),
-        }
-    }
 }
 
 /// The type of a node, as the first words of a sentence.

@@ -23,6 +23,7 @@
 use std::fmt;
 
 use bytes::Bytes;
+use thiserror::Error;
 use uuid::Uuid;
 
 use crate::change::Change;
@@ -66,11 +67,12 @@ pub(crate) struct Goal {
     configuration: Bytes,
 }
 
-/// Evidence that a command was carried out. Displayed as a sentence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Evidence that a command was carried out. Displayed as a sentence, by the derive of errors.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Shown {
     /// The instance runs.
+    #[error("instance {instance} runs on node {node}")]
     Running {
         /// The instance.
         instance: Uuid,
@@ -78,6 +80,7 @@ pub enum Shown {
         node: Uuid,
     },
     /// The instance was started, and has ended already.
+    #[error("instance {instance} was started and has ended{}", Ending::after_colon(ending.as_ref()))]
     Ended {
         /// The instance.
         instance: Uuid,
@@ -85,6 +88,7 @@ pub enum Shown {
         ending: Option<Ending>,
     },
     /// The instance is gone.
+    #[error("instance {instance} is gone{}", Ending::after_colon(ending.as_ref()))]
     Gone {
         /// The instance.
         instance: Uuid,
@@ -92,24 +96,8 @@ pub enum Shown {
         ending: Option<Ending>,
     },
     /// Any other goal is reached. The text describes it.
+    #[error("{0}")]
     Done(String),
-}
-
-impl fmt::Display for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Running { instance, node } => write!(f, "instance {instance} runs on node {node}"),
-            Self::Ended { instance, ending } => {
-                let ending = Ending::after_colon(ending.as_ref());
-                write!(f, "instance {instance} was started and has ended{ending}")
-            }
-            Self::Gone { instance, ending } => {
-                let ending = Ending::after_colon(ending.as_ref());
-                write!(f, "instance {instance} is gone{ending}")
-            }
-            Self::Done(text) => f.write_str(text),
-        }
-    }
 }
 
 impl Goal {
