@@ -46,7 +46,7 @@ const MAX_NODES: usize = 65_536;
 /// kilobyte, and with all labels and volumes that are kept some thirty kilobytes.
 const MAX_INSTANCES: usize = 1 << 20;
 
-/// A controller's view of the cluster.
+/// A controller's view of the cluster. It keeps 16,384 disconnected nodes.
 ///
 /// ```
 /// use std::time::UNIX_EPOCH;
@@ -69,7 +69,7 @@ const MAX_INSTANCES: usize = 1 << 20;
 /// let instance = view.instances().next().unwrap();
 /// assert_eq!((instance.node, &instance.state), (node.uuid, &InstanceState::Active));
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct View {
     online: bool,
     /// The SnapshotComplete of this session.
@@ -77,7 +77,7 @@ pub struct View {
     /// The last NewLeader of this session.
     leader: Option<NewLeader>,
     configuration: Option<Bytes>,
-    history: usize,
+    history: History,
     nodes: BTreeMap<Uuid, Node>,
     /// The number of connected nodes that have not sent STATS since they connected. With this
     /// count [`View::is_complete`], which is called after each change, need not visit all nodes.
@@ -89,30 +89,17 @@ pub struct View {
     cncis: Cncis,
 }
 
-impl Default for View {
-    /// An empty view that keeps 16,384 disconnected nodes.
+/// The maximum number of disconnected nodes.
+#[derive(Clone, Copy, Debug)]
+struct History(usize);
+
+impl Default for History {
     fn default() -> Self {
-        Self::new(16_384)
+        Self(16_384)
     }
 }
 
 impl View {
-    /// An empty view. It keeps this number of disconnected nodes.
-    pub(crate) fn new(history: usize) -> Self {
-        Self {
-            online: false,
-            snapshot: None,
-            leader: None,
-            configuration: None,
-            history,
-            nodes: BTreeMap::new(),
-            unreported: 0,
-            disconnected: VecDeque::new(),
-            instances: BTreeMap::new(),
-            cncis: Cncis::default(),
-        }
-    }
-
     /// True while there is a session with the scheduler.
     pub fn is_online(&self) -> bool {
         self.online
@@ -183,7 +170,7 @@ impl View {
             snapshot: self.snapshot.clone(),
             instances: instances.map(|(uuid, one)| (*uuid, one.clone())).collect(),
             nodes: nodes.map(|node| (node.uuid, node)).collect(),
-            ..Self::new(self.history)
+            ..Self::default()
         }
     }
 
@@ -556,7 +543,7 @@ impl View {
     /// for them. Disconnected nodes are bounded, because an agent may connect under any number of
     /// UUIDs.
     fn bound_history(&mut self, changes: &mut Vec<Change>) {
-        while self.disconnected.len() > self.history
+        while self.disconnected.len() > self.history.0
             && let Some(forgotten) = self.disconnected.pop_front()
         {
             let node = self.nodes.remove(&forgotten);

@@ -84,7 +84,7 @@ impl RunningController {
             store: None,
         };
         let snapshot = Snapshot {
-            revision: store.last_id(),
+            revision: store.progress().last,
             state: state.clone(),
             status: BTreeMap::new(),
             health,

@@ -296,7 +296,7 @@ impl Run {
             }
         }
         if writes.is_empty() {
-            return Ok((self.store.last_id(), applied));
+            return Ok((self.store.progress().last, applied));
         }
         // The memory changes only after the commit, so that it never is ahead of the disk.
         let revision = self.store.commit(writes.clone())?;
@@ -308,17 +308,18 @@ impl Run {
     }
 
     fn publish(&self) {
+        let written = self.store.progress();
         let snapshot = Snapshot {
             // Only this thread changes the state, so all rows about it are in the snapshot. The view
             // has each change before its row is written.
-            revision: self.store.last_id(),
+            revision: written.last,
             state: self.core.state().clone(),
             status: self.core.status().clone(),
             health: Health {
                 online: self.controller.look(cluster::View::is_online),
                 told: self.seen.told,
                 leads: !self.core.is_backup(self.now()),
-                store: self.store.failing().map(|e| e.to_string()),
+                store: written.failing.map(|e| e.to_string()),
             },
         };
         self.handle.publish(snapshot);
@@ -334,7 +335,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let dropped = self.store.dropped();
+        let dropped = self.store.progress().dropped;
         if dropped > 0 {
             warn!(target: LOG, "{dropped} rows of the history were dropped");
         }

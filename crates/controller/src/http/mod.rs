@@ -266,31 +266,32 @@ impl Service for Routes {
             ("POST", "/login") => return self.log_in(request).unwrap_or_else(Answer::from).into(),
             _ => {}
         }
-        let client = self.access.client(request);
-        if let Err(refused) = &client {
-            self.log_refused("client", request, "", refused);
+        let client = match self.access.client(request) {
+            Ok(Some(client)) => client,
+            Ok(None) if is_api => {
+                let why = "a token is needed, in Authorization: Bearer TOKEN";
+                return Answer::from(Refused::new(401, why)).into();
+            }
+            Ok(None) => return Answer::new(303, HTML, "").with("Location", "/login").into(),
+            Err(refused) => {
+                self.log_refused("client", request, "", &refused);
+                let page = || page::failure(&request.path, "No access", &refused.why);
+                return if is_api {
+                    Answer::from(refused)
+                } else {
+                    html(refused.code, page())
+                }
+                .into();
+            }
+        };
+        if !is_api {
+            let page = self.page(request, &client, &self.sight.of(&client));
+            return self.bounded(page).into();
         }
-        match (client, is_api) {
-            (Err(refused), true) => Answer::from(refused).into(),
-            (Err(refused), false) => html(
-                refused.code,
-                page::failure(&request.path, "No access", &refused.why),
-            )
-            .into(),
-            (Ok(None), true) => Answer::from(Refused::new(
-                401,
-                "a token is needed, in Authorization: Bearer TOKEN",
-            ))
-            .into(),
-            (Ok(None), false) => Answer::new(303, HTML, "").with("Location", "/login").into(),
-            (Ok(Some(client)), true) => match self.ordered(request, &client) {
-                Ok(Reply::Whole(answer)) => self.bounded(answer).into(),
-                Ok(reply) => reply,
-                Err(refused) => Answer::from(refused).into(),
-            },
-            (Ok(Some(client)), false) => self
-                .bounded(self.page(request, &client, &self.sight.of(&client)))
-                .into(),
+        match self.ordered(request, &client) {
+            Ok(Reply::Whole(answer)) => self.bounded(answer).into(),
+            Ok(reply) => reply,
+            Err(refused) => Answer::from(refused).into(),
         }
     }
 }

@@ -59,10 +59,8 @@ pub struct Workload {
     /// The roll-out of the present version.
     pub rollout: Rollout,
     /// True after an order to delete the workload. It is removed once its instances are gone.
-    #[serde(default)]
     pub deleting: bool,
     /// The number of the row of the history with the last change.
-    #[serde(default)]
     pub revision: i64,
 }
 
@@ -83,7 +81,6 @@ pub struct Rollout {
     /// The number of instances of the new version that have failed.
     pub failures: u32,
     /// The last failure, or the reason why the roll-out went back; else empty.
-    #[serde(default)]
     pub why: String,
     /// While it is paused: the slots whose instance has the new version.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -130,7 +127,6 @@ pub struct Instance {
     /// The time since which the instance is in its state: milliseconds since 1970, UTC.
     pub since: i64,
     /// The number of the row of the history with the last change.
-    #[serde(default)]
     pub revision: i64,
 }
 

@@ -94,7 +94,7 @@ struct Decider<'d, 'a> {
 
 impl Decider<'_, '_> {
     fn decide(&mut self, strangers: &[Stranger<'_>], uuids: &mut dyn FnMut() -> Uuid) {
-        let (state, none) = (self.draft.state(), BTreeMap::new());
+        let (state, none) = (self.draft.state, BTreeMap::new());
         let mut of_workloads: BTreeMap<&str, Slots<'_>> = BTreeMap::new();
         let mut starting = 0;
         for instance in state.instances.values() {
@@ -136,7 +136,7 @@ impl Decider<'_, '_> {
         };
         for workload in self
             .draft
-            .state()
+            .state
             .workloads
             .values()
             .filter(|workload| !workload.deleting && !is_held_back(workload))
@@ -144,7 +144,7 @@ impl Decider<'_, '_> {
             let slots = of_workloads.get(workload.name.as_str()).into_iter().flatten();
             for (_, of_slot) in slots.filter(|(slot, _)| **slot <= workload.spec.slots()) {
                 let is_failed = |instance: &&&Instance| {
-                    let age = self.draft.now().unix_ms.saturating_sub(instance.since);
+                    let age = self.draft.now.unix_ms.saturating_sub(instance.since);
                     !instance.wanted && holds_nothing(workload, instance) && age < EVIDENCE_MS
                 };
                 let mut failed: Vec<_> = of_slot.iter().filter(is_failed).collect();
@@ -161,7 +161,7 @@ impl Decider<'_, '_> {
             let of_slot = of_workloads.get(workload).and_then(|slots| slots.get(slot));
             !of_slot.is_some_and(|of_slot| of_slot.iter().any(|instance| instance.wanted))
         };
-        let workloads = &self.draft.state().workloads;
+        let workloads = &self.draft.state.workloads;
         let empty = self.soft.without_place().filter(is_empty);
         let empty = empty.filter_map(|(name, slot)| {
             let workload = workloads.get(name)?;
@@ -172,8 +172,8 @@ impl Decider<'_, '_> {
 
     /// Deletes an instance that is not wanted, or queries a starting instance that no node lists.
     fn clear(&mut self, instance: &Instance) {
-        let (now, uuid) = (self.draft.now(), instance.uuid);
-        if let Some(seen) = self.draft.seen().instances.get(&uuid) {
+        let (now, uuid) = (self.draft.now, instance.uuid);
+        if let Some(seen) = self.draft.seen.instances.get(&uuid) {
             let is_wanted = instance.wanted && self.draft.workload_of(instance).is_some();
             let node = seen.node;
             if !is_wanted && self.draft.is_current(node) {
@@ -187,7 +187,7 @@ impl Decider<'_, '_> {
 
     /// Sends the DELETE of an instance, if one is due.
     fn delete(&mut self, instance: Uuid, node: Uuid) {
-        if self.soft.delete(instance, self.draft.now()) {
+        if self.soft.delete(instance, self.draft.now) {
             self.draft.send(Command::Delete { instance, node });
         }
     }
@@ -223,7 +223,7 @@ impl Decider<'_, '_> {
         let limit = Duration::from_secs(update.deadline_s.into());
         let stuck = self
             .soft
-            .stuck_for(&workload.name, workload.version, self.draft.now());
+            .stuck_for(&workload.name, workload.version, self.draft.now);
         let is_late = stuck.is_some_and(|stuck| stuck >= limit);
         let reason = if *failures >= update.max_failures {
             format!("{failures} instances failed, the last one: {why}")
@@ -333,7 +333,7 @@ impl Decider<'_, '_> {
     }
 
     fn status_of_running<'b>(&mut self, workload: &Workload, instance: &'b Instance) -> SlotStatus<'b> {
-        let seen = self.draft.seen().instances.get(&instance.uuid);
+        let seen = self.draft.seen.instances.get(&instance.uuid);
         let Some(seen) = seen.filter(|seen| seen.ended.is_none() && self.draft.is_current(seen.node)) else {
             // Its node does not start it again during maintenance.
             if self.is_to_leave(instance) {
@@ -350,9 +350,9 @@ impl Decider<'_, '_> {
         };
         // A node that has told nothing for so long makes no checks.
         let is_unchecked =
-            *health == HealthState::Unset && self.soft.has_lived(instance.uuid, TOLD, self.draft.now());
+            *health == HealthState::Unset && self.soft.has_lived(instance.uuid, TOLD, self.draft.now);
         let is_healthy = *health == HealthState::Healthy || is_unchecked;
-        let alive = self.soft.alive_for(instance, is_healthy, self.draft.now());
+        let alive = self.soft.alive_for(instance, is_healthy, self.draft.now);
         let is_long = alive >= Duration::from_secs(workload.spec.update.healthy_s.into());
         match health {
             HealthState::Unhealthy => SlotStatus::Unhealthy(instance),
@@ -371,7 +371,7 @@ impl Decider<'_, '_> {
             nodes,
             in_maintenance,
             ..
-        } = self.draft.seen();
+        } = self.draft.seen;
         let is_emptied = instance.node.is_some_and(|node| in_maintenance.contains(&node));
         is_emptied && in_maintenance.len() < nodes.len()
     }
@@ -401,7 +401,7 @@ impl Decider<'_, '_> {
 
     /// The reason why the last check of an instance failed.
     fn unhealthy_because(&self, instance: &Instance) -> &str {
-        let seen = self.draft.seen().instances.get(&instance.uuid);
+        let seen = self.draft.seen.instances.get(&instance.uuid);
         seen.map(|seen| seen.health_detail.as_str())
             .filter(|why| !why.is_empty())
             .unwrap_or("its health check fails")
@@ -420,20 +420,20 @@ impl Decider<'_, '_> {
             return false;
         }
         // A node that is starting it lists it, and the instance is not yet known to be there.
-        let seen = self.draft.seen().instances.get(&instance.uuid);
+        let seen = self.draft.seen.instances.get(&instance.uuid);
         let Some(node) = instance.node.or(seen.map(|seen| seen.node)) else {
             // No node has listed the instance. Its query is under way.
-            return self.soft.may_start(instance, self.draft.now());
+            return self.soft.may_start(instance, self.draft.now);
         };
         let grace = Duration::from_secs(workload.spec.reschedule.grace_s.into());
-        !self.soft.is_away(node, grace, self.draft.now())
+        !self.soft.is_away(node, grace, self.draft.now)
     }
 
     /// True if an instance that is to end does not.
     fn hangs(&self, instance: &Instance) -> bool {
-        let seen = self.draft.seen().instances.get(&instance.uuid);
+        let seen = self.draft.seen.instances.get(&instance.uuid);
         let is_listed = seen.is_some_and(|seen| self.draft.is_current(seen.node));
-        is_listed && self.soft.ending_for(instance.uuid, self.draft.now()) >= STUCK
+        is_listed && self.soft.ending_for(instance.uuid, self.draft.now) >= STUCK
     }
 
     /// Starts an instance in a free slot, unless the slot is in a pause. Returns true if it does.
@@ -444,7 +444,7 @@ impl Decider<'_, '_> {
         siblings: &mut Vec<Uuid>,
         uuids: &mut dyn FnMut() -> Uuid,
     ) -> bool {
-        let now = self.draft.now();
+        let now = self.draft.now;
         let attempt = self.soft.attempt(&workload.name, slot, now);
         let version = workload.version_of(workload.version_for(slot));
         let (Some(attempt), Some(version)) = (attempt, version) else {
@@ -488,7 +488,7 @@ impl Decider<'_, '_> {
             .iter()
             .all(|status| matches!(status, SlotStatus::Stuck(_)) || is_available(status));
         let begins_anew = is_held || !workload.is_under_way();
-        let now = self.draft.now();
+        let now = self.draft.now;
         self.soft.progress(name, version, available, begins_anew, now);
         if of_count.iter().all(is_available) {
             self.soft.recovered(name);
@@ -578,10 +578,10 @@ impl Decider<'_, '_> {
         let (of_count, of_surge) = statuses.split_at(workload.spec.count as usize);
         let counted = |which: &dyn Fn(&SlotStatus<'_>) -> bool| count(of_count, which);
         let is_unknown = |instance: &Instance| {
-            let seen = self.draft.seen().instances.get(&instance.uuid);
+            let seen = self.draft.seen.instances.get(&instance.uuid);
             has_check(workload, instance)
                 && seen.is_some_and(|seen| seen.health == HealthState::Unset)
-                && self.soft.has_lived(instance.uuid, TOLD, self.draft.now())
+                && self.soft.has_lived(instance.uuid, TOLD, self.draft.now)
         };
         let [healthy, unproven, unknown, unhealthy, done] = [
             counted(&|status| matches!(status, SlotStatus::Healthy(_))),

@@ -38,7 +38,7 @@ pub(super) fn observe<'a>(draft: &mut Draft<'a>, soft: &mut Soft) -> Vec<Strange
 }
 
 fn strangers<'a>(draft: &Draft<'a>) -> Vec<Stranger<'a>> {
-    let (state, seen) = (draft.state(), draft.seen());
+    let (state, seen) = (draft.state, draft.seen);
     let mut strangers = Vec::new();
     for (uuid, seen) in &seen.instances {
         if let Some(labels) = &seen.labels
@@ -74,9 +74,9 @@ struct Observer<'d, 'a> {
 impl Observer<'_, '_> {
     fn observe(&mut self) {
         let dropped = self.take_answers();
-        for instance in self.draft.state().instances.values() {
+        for instance in self.draft.state.instances.values() {
             if !dropped.contains(&instance.uuid) {
-                match self.draft.seen().instances.get(&instance.uuid) {
+                match self.draft.seen.instances.get(&instance.uuid) {
                     Some(seen) => self.update_listed(instance, seen),
                     None => self.update_unlisted(instance),
                 }
@@ -89,14 +89,14 @@ impl Observer<'_, '_> {
         let mut dropped = BTreeSet::new();
         for (uuid, answer) in self.soft.take_answers() {
             if answer == Answer::NotMaster {
-                self.soft.follow_master(self.draft.now());
+                self.soft.follow_master(self.draft.now);
             }
             // If a node has listed the instance since, the view is newer than the answer.
-            let starting = self.draft.state().instances.get(&uuid).filter(|instance| {
+            let starting = self.draft.state.instances.get(&uuid).filter(|instance| {
                 instance.state == InstanceState::Starting
                     && self
                         .draft
-                        .seen()
+                        .seen
                         .instances
                         .get(&uuid)
                         .is_none_or(|seen| seen.is_pending)
@@ -114,13 +114,13 @@ impl Observer<'_, '_> {
             match answer {
                 // If no node lists the instance in time, it is queried again.
                 Answer::There => {
-                    self.soft.sent(uuid, true, self.draft.now());
+                    self.soft.sent(uuid, true, self.draft.now);
                     continue;
                 }
                 Answer::Lost => continue,
                 // That a backup may not ask says nothing about the instance, which may be starting.
                 Answer::NotMaster if was_query => {
-                    self.soft.sent(uuid, true, self.draft.now());
+                    self.soft.sent(uuid, true, self.draft.now);
                     continue;
                 }
                 Answer::NotMaster => {
@@ -136,7 +136,7 @@ impl Observer<'_, '_> {
                     let lost = Instance {
                         state: InstanceState::Lost,
                         wanted: false,
-                        since: self.draft.now().unix_ms,
+                        since: self.draft.now.unix_ms,
                         ..(**instance).clone()
                     };
                     self.draft
@@ -194,7 +194,7 @@ impl Observer<'_, '_> {
         };
         let ending = ended.map_or_else(String::new, |end| end.how.clone());
         if !is_current {
-            self.soft.away_for(seen.node, self.draft.now());
+            self.soft.away_for(seen.node, self.draft.now);
         }
         if state != instance.state || is_new {
             let (kind, what) = match ended {
@@ -205,7 +205,7 @@ impl Observer<'_, '_> {
                 node: Some(seen.node),
                 state,
                 ending,
-                since: self.draft.now().unix_ms,
+                since: self.draft.now.unix_ms,
                 ..instance.clone()
             };
             self.draft.change(changed.clone(), kind, &what);
@@ -217,13 +217,13 @@ impl Observer<'_, '_> {
     /// Updates an instance that no node lists.
     fn update_unlisted(&mut self, instance: &Instance) {
         let Some(node) = instance.node else {
-            if instance.state == InstanceState::Lost && self.soft.age(instance, self.draft.now()) > LOST {
+            if instance.state == InstanceState::Lost && self.soft.age(instance, self.draft.now) > LOST {
                 self.draft.gone(instance, "gone", "is forgotten");
             }
             return;
         };
         if !self.draft.is_current(node) {
-            self.soft.away_for(node, self.draft.now());
+            self.soft.away_for(node, self.draft.now);
             return self.give_up(instance, node);
         }
         let workload = self.draft.workload_of(instance);
@@ -244,7 +244,7 @@ impl Observer<'_, '_> {
         if self.draft.is_current(node) {
             return;
         }
-        let away = self.soft.away_for(node, self.draft.now());
+        let away = self.soft.away_for(node, self.draft.now);
         let workload = self.draft.workload_of(instance);
         let is_lost = workload.is_none_or(|workload| {
             let reschedule = &workload.spec.reschedule;
@@ -255,8 +255,8 @@ impl Observer<'_, '_> {
             self.draft
                 .mark_unwanted(instance, "lost", &format!("is lost: node {node} is away"));
         } else if !instance.wanted
-            && self.soft.age(instance, self.draft.now()) > LOST
-            && self.draft.now().unix_ms.abs_diff(instance.since) > REMEMBERED_MS
+            && self.soft.age(instance, self.draft.now) > LOST
+            && self.draft.now.unix_ms.abs_diff(instance.since) > REMEMBERED_MS
         {
             self.draft
                 .gone(instance, "gone", &format!("is forgotten with node {node}"));
@@ -272,7 +272,7 @@ impl Observer<'_, '_> {
             } = *stranger;
             let workload = stranger.workload;
             // A slot that has failed stays empty. Otherwise a node could list another instance for it all the time.
-            let attempt = self.soft.attempt(&workload.name, labels.slot, self.draft.now());
+            let attempt = self.soft.attempt(&workload.name, labels.slot, self.draft.now);
             let Some(attempt) = attempt.filter(|_| taken.insert((&workload.name, labels.slot))) else {
                 continue;
             };
@@ -290,7 +290,7 @@ impl Observer<'_, '_> {
                 state: InstanceState::Running,
                 wanted: true,
                 attempt,
-                since: self.draft.now().unix_ms,
+                since: self.draft.now.unix_ms,
                 ..Instance::default()
             };
             self.draft
@@ -317,7 +317,7 @@ pub(super) fn failed(
     why: &str,
     is_its_fault: bool,
 ) {
-    soft.failed(instance, why, is_its_fault, draft.now());
+    soft.failed(instance, why, is_its_fault, draft.now);
     if let Some(workload) = draft.workload_of(instance)
         && is_its_fault
         && workload.version == instance.version

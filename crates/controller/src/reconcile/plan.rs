@@ -42,9 +42,9 @@ impl Plan {
 
 /// A plan that is being made: it reads the state and the view, and collects writes and commands.
 pub(super) struct Draft<'a> {
-    state: &'a State,
-    seen: &'a Seen,
-    now: Now,
+    pub(super) state: &'a State,
+    pub(super) seen: &'a Seen,
+    pub(super) now: Now,
     plan: Plan,
     /// The workloads that the plan changes. Each is written once, at the end.
     touched: BTreeMap<String, Workload>,
@@ -59,18 +59,6 @@ impl<'a> Draft<'a> {
             plan: Plan::default(),
             touched: BTreeMap::new(),
         }
-    }
-
-    pub(super) fn state(&self) -> &'a State {
-        self.state
-    }
-
-    pub(super) fn seen(&self) -> &'a Seen {
-        self.seen
-    }
-
-    pub(super) fn now(&self) -> Now {
-        self.now
     }
 
     /// True if the node is connected and reports.

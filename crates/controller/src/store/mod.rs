@@ -47,6 +47,7 @@ pub use self::follow::Follow;
 pub use self::history::{History, Query, UuidPrefix};
 pub(crate) use self::schema::MAX_TEXT;
 pub use self::shared::Limits;
+pub(crate) use self::shared::Progress;
 use self::shared::{Job, LOCK, Shared};
 use crate::model::{State, Write};
 use ssntp_transport::locked;
@@ -151,19 +152,9 @@ impl Store {
         }
     }
 
-    /// The error of the last commit, if it failed.
-    pub fn failing(&self) -> Option<StoreError> {
-        locked(&self.shared.progress).failing.clone()
-    }
-
-    /// The highest number that a row of the history ever had; 0 before the first row.
-    pub fn last_id(&self) -> i64 {
-        locked(&self.shared.progress).last
-    }
-
-    /// The number of changes that were dropped.
-    pub fn dropped(&self) -> u64 {
-        locked(&self.shared.progress).dropped
+    /// What the thread has done.
+    pub(crate) fn progress(&self) -> Progress {
+        locked(&self.shared.progress).clone()
     }
 
     /// A handle for reading the database, from any thread.

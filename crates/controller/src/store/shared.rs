@@ -54,14 +54,14 @@ pub(super) struct Shared {
 }
 
 /// What the thread has done.
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    /// The number of the last row of the history.
-    pub(super) last: i64,
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    /// The highest number that a row of the history ever had; 0 before the first row.
+    pub(crate) last: i64,
     /// The error of the last commit, if it failed.
-    pub(super) failing: Option<StoreError>,
+    pub(crate) failing: Option<StoreError>,
     /// The number of changes that were dropped.
-    pub(super) dropped: u64,
+    pub(crate) dropped: u64,
     /// True once the thread has ended.
     pub(super) is_ended: bool,
 }

@@ -366,12 +366,12 @@ fn a_locked_database_refuses_writes_until_it_is_unlocked() {
             .contains("controller.db: it cannot be used: database is locked"),
         "{error}"
     );
-    assert_eq!(store.failing(), Some(error));
+    assert_eq!(store.progress().failing, Some(error));
     // Reading still works.
     assert_eq!(store.reading().history().unwrap().last_id(), Ok(0));
     other.execute_batch("ROLLBACK").unwrap();
     store.commit(vec![event("b")]).unwrap();
-    assert_eq!(store.failing(), None);
+    assert_eq!(store.progress().failing, None);
     assert_eq!(
         texts(&store.reading().history().unwrap(), &Query::default()),
         ["b"]
@@ -406,14 +406,14 @@ fn a_full_database_refuses_writes_until_there_is_room() {
             .contains("controller.db: there is no room for it"),
         "{error}"
     );
-    assert_eq!(store.failing(), Some(error));
+    assert_eq!(store.progress().failing, Some(error));
     // Reading still works.
     assert_eq!(store.reading().history().unwrap().last_id(), Ok(0));
     let room = (0..kept / 2)
         .map(|number| Write::InstanceGone(Uuid::from_u128(number)))
         .collect();
     store.commit(room).unwrap();
-    assert_eq!(store.failing(), None);
+    assert_eq!(store.progress().failing, None);
     store.commit(vec![large(kept)]).unwrap();
     drop(store);
     let (_, state) = Store::open(dir.path(), limits).unwrap();
@@ -437,7 +437,7 @@ fn rows_of_the_history_use_up_no_room_of_what_should_run() {
         store.note((0..100).map(|_| event(&"x".repeat(1000))).collect());
         store.commit(vec![Write::Instance(instance(number))]).unwrap();
     }
-    assert_eq!(store.dropped(), 0);
+    assert_eq!(store.progress().dropped, 0);
 }
 
 #[test]
@@ -453,12 +453,12 @@ fn a_database_that_was_replaced_refuses_writes() {
                 fs::copy(&moved, &file).unwrap();
             }
             let error = store.commit(vec![event("lost")]).unwrap_err();
-            assert_eq!(store.failing().as_ref(), Some(&error));
+            assert_eq!(store.progress().failing.as_ref(), Some(&error));
             assert!(error.to_string().contains("removed or replaced"), "{error}");
         }
         fs::rename(&moved, &file).unwrap();
         store.commit(vec![event("kept")]).unwrap();
-        assert_eq!(store.failing(), None);
+        assert_eq!(store.progress().failing, None);
     }
 }
 
@@ -486,11 +486,11 @@ fn a_read_only_database_refuses_writes() {
         error.to_string().contains("controller.db: it cannot be written"),
         "{error}"
     );
-    assert_eq!(store.failing(), Some(error));
+    assert_eq!(store.progress().failing, Some(error));
     store.note(vec![event("b"), event("c")]);
     // The rows may be handled before this commit, so it needs a row of its own.
     store.commit(vec![event("d")]).unwrap_err();
-    assert_eq!(store.dropped(), 2);
+    assert_eq!(store.progress().dropped, 2);
 }
 
 #[test]

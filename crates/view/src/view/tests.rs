@@ -54,6 +54,14 @@ fn stats(node: Uuid, instances: &[(Uuid, InstanceState)]) -> Stats {
     }
 }
 
+/// An empty view that keeps this number of disconnected nodes.
+fn view(history: usize) -> View {
+    View {
+        history: History(history),
+        ..View::default()
+    }
+}
+
 #[test]
 fn names_stand_for_uuids_and_their_beginnings_are_of_one_entity_only() {
     let mut view = View::default();
@@ -109,7 +117,7 @@ fn an_instance_belongs_to_the_node_that_listed_it_last() {
 
 #[test]
 fn an_instance_that_moved_belongs_to_its_new_node_alone() {
-    let mut view = View::new(1);
+    let mut view = view(1);
     let here = |node| stats(node, &[(INSTANCE, InstanceState::Active)]);
     take(&mut view, &here(NODE));
     take(&mut view, &here(OTHER));
@@ -127,7 +135,7 @@ fn an_instance_that_moved_belongs_to_its_new_node_alone() {
 
 #[test]
 fn instances_that_are_forgotten_with_their_node_are_reported_as_gone() {
-    let mut view = View::new(0);
+    let mut view = view(0);
     take(&mut view, &stats(NODE, &[(CNCI, InstanceState::Active)]));
     let added = ConcentratorInstanceAdded {
         instance_uuid: CNCI.into(),
@@ -144,7 +152,7 @@ fn instances_that_are_forgotten_with_their_node_are_reported_as_gone() {
 /// The history has no room for any node.
 #[test]
 fn nodes_are_forgotten_after_a_session_only_if_the_next_snapshot_does_not_name_them() {
-    let mut view = View::new(0);
+    let mut view = view(0);
     view.connected(None);
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
     for is_there in [true, false] {
@@ -355,7 +363,7 @@ fn every_payload_of_every_kind_is_handled_without_a_panic() {
 
 #[test]
 fn disconnected_nodes_are_bounded() {
-    let mut view = View::new(3);
+    let mut view = view(3);
     for n in 0..10u128 {
         let node = Uuid::from_u128(n);
         take(
@@ -574,7 +582,7 @@ fn a_stale_node_brings_back_no_instance_that_an_event_has_ended() {
 /// This is independent of the sender, and of the checks of the scheduler.
 #[test]
 fn the_kept_parts_of_a_frame_are_bounded() {
-    let mut view = View::new(4);
+    let mut view = view(4);
     let long = "x".repeat(1 << 19);
     let ids = |n: usize| vec![Id::from(long.as_str()); n];
     let mut huge = stats(NODE, &[(INSTANCE, InstanceState::from(long.as_str()))]);
@@ -619,7 +627,7 @@ fn the_kept_parts_of_a_frame_are_bounded() {
 
 #[test]
 fn unknown_nodes_are_bounded() {
-    let mut view = View::new(4);
+    let mut view = view(4);
     for node in 1..=MAX_NODES as u128 {
         assert!(view.connected_node(Uuid::from_u128(node), UNIX_EPOCH).is_some());
     }
