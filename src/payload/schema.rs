@@ -95,9 +95,9 @@ macro_rules! schema {
             $( $(#[$attribute:meta])* $field:ident: $type:ty $(= $default:expr)?, )+
         }
     )+) => {$(
-        $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
         #[serde(default)]
+        $(#[$doc])*
         pub struct $name {
             $( $(#[$attribute])* pub $field: $type, )+
         }

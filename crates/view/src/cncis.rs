@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::bounds;
 use crate::change::Change;
-use crate::entities::{Cnci, PublicIp};
+use crate::entities::Cnci;
 use ssntp_payload::{ConcentratorInstanceAdded, PublicIpAssigned, PublicIpUnassigned};
 
 /// The maximum number of concentrators.
@@ -50,11 +50,7 @@ impl Cncis {
         if addresses.len() >= MAX_ADDRESSES && !addresses.contains_key(&event.public_ip) {
             return None;
         }
-        let public_ip = PublicIp {
-            instance: event.instance_uuid.clone(),
-            private_ip: event.private_ip,
-        };
-        addresses.insert(event.public_ip.clone(), public_ip);
+        addresses.insert(event.public_ip.clone(), event.clone());
         Some(Change::PublicIpAssigned {
             cnci: uuid,
             instance: event.instance_uuid,

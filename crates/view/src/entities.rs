@@ -8,7 +8,9 @@ use uuid::Uuid;
 use crate::ending::Ending;
 use ssntp::payload::Id;
 use ssntp_cluster::phase::Phase;
-use ssntp_payload::{HealthState, InstanceEnd, InstanceState, InstanceStats, NodeStatus, Stats};
+use ssntp_payload::{
+    HealthState, InstanceEnd, InstanceState, InstanceStats, NodeStatus, PublicIpAssigned, Stats,
+};
 
 /// A node, as its last frames describe it.
 #[derive(Clone, Debug)]
@@ -145,16 +147,6 @@ pub struct Cnci {
     pub mac: String,
     /// The time at which it announced itself last; `None` if only its public addresses are known.
     pub since: Option<SystemTime>,
-    /// The public addresses that it has assigned.
-    pub public_ips: BTreeMap<String, PublicIp>,
-}
-
-/// The instance to which a public address is assigned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PublicIp {
-    /// The instance.
-    pub instance: Id,
-    /// Its address inside its subnet.
-    pub private_ip: String,
+    /// The public addresses that it has assigned, each with the event that told it.
+    pub public_ips: BTreeMap<String, PublicIpAssigned>,
 }

@@ -163,7 +163,7 @@ impl Goal {
         let has_volume = |seen: &Instance| seen.stats.volumes.iter().any(|listed| same(volume, listed));
         let cnci = self.about.concentrator_uuid.uuid();
         let owner = cnci.and_then(|cnci| view.cnci(cnci)?.public_ips.get(public_ip));
-        let has_address = owner.is_some_and(|owner| same(instance, &owner.instance));
+        let has_address = owner.is_some_and(|owner| same(instance, &owner.instance_uuid));
         let (is_reached, text) = match self.command {
             Command::START | Command::RESTART => return seen.and_then(started),
             Command::STOP if seen.is_some_and(|seen| seen.state == InstanceState::Exited) => {

@@ -97,7 +97,7 @@ use uuid::Uuid;
 
 pub use self::change::Change;
 pub use self::ending::Ending;
-pub use self::entities::{Cnci, Instance, Node, PublicIp};
+pub use self::entities::{Cnci, Instance, Node};
 pub use self::error::{CommandError, OrderError};
 pub use self::failure::Failure;
 use self::feed::Shared;

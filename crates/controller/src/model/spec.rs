@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 use thiserror::Error;
 
+use ssntp::schema;
 use ssntp_transport::sha256;
 
 use super::health::{MAX_SECONDS, check_health, check_numbers, read_health};
@@ -96,15 +97,33 @@ impl Spread {
     }
 }
 
-/// The replacement of an instance that has ended, or whose node is away.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Reschedule {
-    /// The condition for replacing an instance that has ended. Default: always.
-    pub policy: ReschedulePolicy,
-    /// The grace, in seconds, for which a node may be away before its instances are started elsewhere.
-    /// Default: 60, because an agent that was restarted may take 30 s to connect.
-    pub grace_s: u32,
+schema! {
+    /// The replacement of an instance that has ended, or whose node is away.
+    #[serde(deny_unknown_fields)]
+    Reschedule {
+        /// The condition for replacing an instance that has ended. Default: always.
+        policy: ReschedulePolicy,
+        /// The grace, in seconds, for which a node may be away before its instances are started elsewhere.
+        /// Default: 60, because an agent that was restarted may take 30 s to connect.
+        grace_s: u32 = 60,
+    }
+
+    /// The replacement of instances of a former version.
+    #[serde(deny_unknown_fields)]
+    Update {
+        /// The maximum number of instances that may be missing at a time. Default: 1.
+        max_unavailable: u32 = 1,
+        /// The maximum number of instances that run beside the count while others are replaced: each
+        /// starts before the controller stops another one. Default: 0.
+        surge: u32,
+        /// The time for which a new instance has to be healthy before the next step, in seconds.
+        /// Default: 5.
+        healthy_s: u32 = 5,
+        /// The time limit of a step, in seconds, after which the roll-out goes back. Default: 300.
+        deadline_s: u32 = 300,
+        /// The number of failures of new instances after which the roll-out goes back. Default: 3.
+        max_failures: u32 = 3,
+    }
 }
 
 /// The condition for replacing an instance that has ended.
@@ -118,43 +137,6 @@ pub enum ReschedulePolicy {
     OnFailure,
     /// The instance is never replaced, not even if its node is away for longer than the grace.
     Never,
-}
-
-/// The replacement of instances of a former version.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Update {
-    /// The maximum number of instances that may be missing at a time. Default: 1.
-    pub max_unavailable: u32,
-    /// The maximum number of instances that run beside the count while others are replaced: each
-    /// starts before the controller stops another one. Default: 0.
-    pub surge: u32,
-    /// The time for which a new instance has to be healthy before the next step, in seconds.
-    /// Default: 5.
-    pub healthy_s: u32,
-    /// The time limit of a step, in seconds, after which the roll-out goes back. Default: 300.
-    pub deadline_s: u32,
-    /// The number of failures of new instances after which the roll-out goes back. Default: 3.
-    pub max_failures: u32,
-}
-
-impl Default for Reschedule {
-    fn default() -> Self {
-        let policy = ReschedulePolicy::default();
-        Self { policy, grace_s: 60 }
-    }
-}
-
-impl Default for Update {
-    fn default() -> Self {
-        Self {
-            max_unavailable: 1,
-            surge: 0,
-            healthy_s: 5,
-            deadline_s: 300,
-            max_failures: 3,
-        }
-    }
 }
 
 fn one() -> u32 {
@@ -288,28 +270,25 @@ impl Spec {
     }
 }
 
-/// The part of a [`Spec`] that describes an instance. If it changes, the instances are replaced.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Template {
-    /// As in [`Spec`].
-    #[serde(serialize_with = "write_start", deserialize_with = "read_start")]
-    pub start: Start,
-    /// As in [`Spec`].
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
-    /// As in [`Spec`].
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub user_data: String,
-    /// As in [`Spec`].
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub meta_data: String,
-    /// As in [`Spec`].
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "read_health"
-    )]
-    pub health: Option<HealthCheck>,
+schema! {
+    /// The part of a [`Spec`] that describes an instance. If it changes, the instances are replaced.
+    Template {
+        /// As in [`Spec`].
+        #[serde(serialize_with = "write_start", deserialize_with = "read_start")]
+        start: Start,
+        /// As in [`Spec`].
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        labels: BTreeMap<String, String>,
+        /// As in [`Spec`].
+        #[serde(skip_serializing_if = "String::is_empty")]
+        user_data: String,
+        /// As in [`Spec`].
+        #[serde(skip_serializing_if = "String::is_empty")]
+        meta_data: String,
+        /// As in [`Spec`].
+        #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "read_health")]
+        health: Option<HealthCheck>,
+    }
 }
 
 impl Template {

@@ -61,7 +61,7 @@ pub(super) fn known(text: &str) -> Option<&str> {
 
 pub(super) fn cnci(cnci: &Cnci) -> Value {
     let public_ips = cnci.public_ips.iter().map(|(public_ip, to)| {
-        json!({"public_ip": public_ip, "instance": to.instance.as_str(), "private_ip": to.private_ip})
+        json!({"public_ip": public_ip, "instance": to.instance_uuid, "private_ip": to.private_ip})
     });
     let public_ips: Vec<_> = public_ips.collect();
     json!({

@@ -231,7 +231,7 @@ fn joined(texts: impl Iterator<Item = impl Into<String>>) -> String {
 
 fn public_ips(cnci: &Cnci) -> String {
     let each = cnci.public_ips.iter();
-    let each = each.map(|(public_ip, to)| format!("{public_ip} → {}", short(to.instance.as_str())));
+    let each = each.map(|(public_ip, to)| format!("{public_ip} → {}", short(to.instance_uuid.as_str())));
     each.collect::<Vec<_>>().join(", ")
 }
 
