@@ -4,7 +4,6 @@
 //! reads one of them and forwards the frame unchanged.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -372,7 +371,7 @@ fn begins_command(document: &[u8]) -> bool {
 }
 
 /// A document that a START carries unchanged.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RawDocument(Bytes);
 
 impl RawDocument {
@@ -397,12 +396,6 @@ impl RawDocument {
     /// The text; `None` if it is not UTF-8.
     pub fn as_text(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
-    }
-}
-
-impl fmt::Debug for RawDocument {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -160,7 +160,7 @@ impl View {
                 status: node.status.clone(),
                 seen: node.seen,
                 instances,
-                reported: node.reported,
+                has_reported: node.has_reported,
                 ..Node::new(node.uuid, node.since)
             })
         };
@@ -533,7 +533,7 @@ impl View {
             return;
         }
         // The view can be complete without the STATS of a disconnected node.
-        self.unreported -= usize::from(!node.reported);
+        self.unreported -= usize::from(!node.has_reported);
         node.left(now);
         self.disconnected.push_back(uuid);
         self.bound_history(changes);
@@ -563,7 +563,7 @@ impl View {
         let Some(node) = self.connected_node(uuid, now) else {
             return;
         };
-        let first = !std::mem::replace(&mut node.reported, true);
+        let first = !std::mem::replace(&mut node.has_reported, true);
         // STATS with the status STALE are a repetition of the last STATS, so later events have changed what
         // they say about instances.
         let is_repeated = stats.status == NodeStatus::Stale;
