@@ -258,8 +258,7 @@ impl View {
     /// # Errors
     /// [`FindError`].
     pub fn find_node(&self, text: &str) -> Result<Uuid, FindError> {
-        let found = find("node", text, self.nodes.keys().copied())?;
-        self.of_kind("node", found, self.nodes.contains_key(&found))
+        self.of_kind("node", find("node", text, self.nodes.keys().copied())?)
     }
 
     /// The instance with the name `text`, of several the only one that runs, or else the one whose UUID begins with it. A whole UUID
@@ -286,7 +285,7 @@ impl View {
             _ => return Err(FindError::SameName { text, matches }),
         }
         let found = find("instance", &text, self.instances.keys().copied())?;
-        self.of_kind("instance", found, self.instances.contains_key(&found))
+        self.of_kind("instance", found)
     }
 
     /// As [`find_instance`](Self::find_instance), to look at an instance: of several with one name that have all
@@ -313,10 +312,10 @@ impl View {
     /// # Errors
     /// [`FindError`].
     pub fn find_cnci(&self, text: &str) -> Result<Uuid, FindError> {
-        let found = find("CNCI", text, self.cncis.all().map(|cnci| cnci.uuid))?;
-        // A concentrator runs in an instance of the same UUID.
-        let known = self.cncis.get(found).is_some() || self.instances.contains_key(&found);
-        self.of_kind("CNCI", found, known)
+        self.of_kind(
+            "CNCI",
+            find("CNCI", text, self.cncis.all().map(|cnci| cnci.uuid))?,
+        )
     }
 
     /// The attached volume whose name begins with `text`. A whole UUID is also accepted if it is
@@ -332,19 +331,19 @@ impl View {
             return Ok((*whole).clone());
         }
         let found = find("volume", text, attached.iter().filter_map(|volume| volume.uuid()))?;
-        self.of_kind("volume", found, false).map(Id::from)
+        self.of_kind("volume", found).map(Id::from)
     }
 
     /// A whole UUID, unless it is known to belong to another kind of entity only.
-    fn of_kind(&self, what: &'static str, uuid: Uuid, known: bool) -> Result<Uuid, FindError> {
-        let is = if known {
-            return Ok(uuid);
-        } else if self.instances.contains_key(&uuid) {
-            "an instance"
-        } else if self.nodes.contains_key(&uuid) {
-            "a node"
-        } else {
-            return Ok(uuid);
+    fn of_kind(&self, what: &'static str, uuid: Uuid) -> Result<Uuid, FindError> {
+        let is = match (self.instances.contains_key(&uuid), self.nodes.contains_key(&uuid)) {
+            _ if what == "CNCI" && self.cnci(uuid).is_some() => return Ok(uuid),
+            // A concentrator runs in an instance of the same UUID.
+            (true, _) if matches!(what, "instance" | "CNCI") => return Ok(uuid),
+            (_, true) if what == "node" => return Ok(uuid),
+            (true, _) => "an instance",
+            (_, true) => "a node",
+            _ => return Ok(uuid),
         };
         Err(FindError::Other { what, uuid, is })
     }
@@ -499,7 +498,14 @@ impl View {
         let Some(uuid) = event.node_uuid.uuid() else {
             return;
         };
-        self.node_left(uuid, now, changes);
+        // NodeDisconnected arrives once for each type of the node.
+        if let Some(node) = self.nodes.get_mut(&uuid).filter(|node| node.connected) {
+            // The view can be complete without the STATS of a disconnected node.
+            self.unreported -= usize::from(!node.has_reported);
+            node.left(now);
+            self.disconnected.push_back(uuid);
+            self.bound_history(changes);
+        }
         changes.push(Change::NodeDisconnected {
             node: uuid,
             node_type: event.node_type,
@@ -522,21 +528,6 @@ impl View {
             self.disconnected.retain(|node| *node != uuid);
         }
         Some(node)
-    }
-
-    fn node_left(&mut self, uuid: Uuid, now: SystemTime, changes: &mut Vec<Change>) {
-        let Some(node) = self.nodes.get_mut(&uuid) else {
-            return;
-        };
-        // NodeDisconnected arrives once for each type of the node.
-        if !node.connected {
-            return;
-        }
-        // The view can be complete without the STATS of a disconnected node.
-        self.unreported -= usize::from(!node.has_reported);
-        node.left(now);
-        self.disconnected.push_back(uuid);
-        self.bound_history(changes);
     }
 
     /// Forgets the nodes that disconnected first, with their instances, if the history has no room

@@ -9,13 +9,13 @@ use uuid::Uuid;
 
 use super::access::Client;
 use crate::daemon::{Outcome, Snapshot, UserRequest};
-use crate::model::{Figures, Row, Workload};
+use crate::model::{Figures, Row, Version};
 use crate::reconcile;
 use crate::source::{Listed, Output, Picture, Rows, Source};
 use crate::store::Query;
 use ssntp::payload::SessionEntry;
 use ssntp_http::Refused;
-use ssntp_payload::TenantEntry;
+use ssntp_payload::{Start, TenantEntry};
 
 /// The daemon as a client sees it: all of it, or what belongs to a tenant.
 ///
@@ -66,32 +66,26 @@ impl Sight {
     fn limited(&self, kept: Arc<Snapshot>) -> Arc<Snapshot> {
         let Some(tenant) = &self.tenant else { return kept };
         let mut own = (*kept).clone();
+        let is_its = |start: &Start| start.tenant_uuid == tenant.as_str();
         let state = &mut own.state;
-        state
-            .workloads
-            .retain(|_, workload| workload.spec.start.tenant_uuid == tenant.as_str());
+        state.workloads.retain(|_, workload| is_its(&workload.spec.start));
         let workloads = &state.workloads;
-        let is_own = |workload: &Workload, version: u64| {
-            let version = workload.version_of(version);
-            version.is_some_and(|version| version.template.start.tenant_uuid == tenant.as_str())
-        };
         state.instances.retain(|_, instance| {
             let workload = workloads.get(&instance.workload);
-            workload.is_some_and(|workload| is_own(workload, instance.version))
+            let version = workload.and_then(|workload| workload.version_of(instance.version));
+            version.is_some_and(|version| is_its(&version.template.start))
         });
         for workload in state.workloads.values_mut() {
-            let all = workload.versions.iter().map(|version| version.number);
-            if all.clone().all(|version| is_own(workload, version)) {
+            let is_shown = |version: &Version| is_its(&version.template.start);
+            if workload.versions.iter().all(is_shown) {
                 continue;
             }
             // The reasons may be about an instance of a version that belonged to another tenant.
-            let mut part = (**workload).clone();
-            part.versions
-                .retain(|version| version.template.start.tenant_uuid == tenant.as_str());
+            let part = Arc::make_mut(workload);
+            part.versions.retain(is_shown);
             part.rollout.why.clear();
             let status = own.status.get_mut(&part.name);
             status.into_iter().for_each(|status| status.problem = None);
-            *workload = Arc::new(part);
         }
         own.status
             .retain(|name, _| own.state.workloads.contains_key(name));
