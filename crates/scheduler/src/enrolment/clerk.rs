@@ -83,7 +83,8 @@ pub(crate) fn no_issuer(frame: &Frame) -> Frame {
     answer(frame, |_| Err(not(EnrolmentRefusal::NoIssuer, why)))
 }
 
-/// The answer to a command, which `carry_out` carries out.
+/// Reads a command and lets `carry_out` carry it out. Returns the frame that answers it: with the id of the command, and
+/// with the reason if it is refused.
 fn answer(
     frame: &Frame,
     carry_out: impl FnOnce(&ManageEnrolment) -> Result<EnrolmentList, NotDone>,
@@ -104,7 +105,8 @@ fn invalid(why: impl ToString) -> NotDone {
     not(EnrolmentRefusal::InvalidData, why)
 }
 
-/// What a command is carried out with.
+/// One command of one operator: the records that it reads or changes, and who asks for it. It is made anew for each
+/// command.
 struct Desk<'a> {
     records: &'a Enrolments,
     /// The roles with which nodes can join.
@@ -134,15 +136,15 @@ impl Desk<'_> {
         match &asked.action {
             EnrolmentAction::ListTokens => Ok(self.tokens(asked.after)),
             EnrolmentAction::ListCertificates => Ok(self.certificates(asked.after, |_| true)),
-            EnrolmentAction::AddToken => self.audited("add", asked, &token.id, || {
-                let stored = self.stored(token).map_err(invalid)?;
+            EnrolmentAction::AddToken => self.change_with_audit("add", asked, &token.id, || {
+                let stored = self.check_token(token).map_err(invalid)?;
                 self.records
                     .change(|records| records.add_token(stored.clone()).map_err(invalid))?;
                 let (id, roles, uses) = (&stored.id, stored.roles, stored.uses_left);
                 let line = format!("token {id}: added for {roles}, {uses} uses");
-                Ok((one_token(&stored), line))
+                Ok((list_of_token(&stored), line))
             }),
-            EnrolmentAction::RemoveToken => self.audited("remove", asked, &token.id, || {
+            EnrolmentAction::RemoveToken => self.change_with_audit("remove", asked, &token.id, || {
                 let id = excerpt(&token.id);
                 let none = || not(EnrolmentRefusal::NotFound, format_args!("there is no token {id}"));
                 read?;
@@ -150,9 +152,9 @@ impl Desk<'_> {
                     .records
                     .change(|records| records.remove_token(&token.id).ok_or_else(none))?;
                 let line = format!("token {}: removed", removed.id);
-                Ok((one_token(&removed), line))
+                Ok((list_of_token(&removed), line))
             }),
-            EnrolmentAction::Revoke => self.audited("revoke", asked, node.as_str(), || {
+            EnrolmentAction::Revoke => self.change_with_audit("revoke", asked, node.as_str(), || {
                 let none = format_args!("no certificate was issued to {node} here");
                 let none = || not(EnrolmentRefusal::NotFound, none);
                 let uuid = node.uuid().ok_or_else(none)?;
@@ -168,7 +170,7 @@ impl Desk<'_> {
     }
 
     /// Makes a change of `what`, counts it by its action, and writes its line to the audit log, or that it was refused.
-    fn audited(
+    fn change_with_audit(
         &self,
         action: &'static str,
         asked: &ManageEnrolment,
@@ -193,7 +195,7 @@ impl Desk<'_> {
     /// The page of the tokens after this number. A token that ends meanwhile moves the rest forward by one.
     fn tokens(&self, after: u64) -> EnrolmentList {
         let records = self.records.records();
-        let (tokens, next) = page((1..).zip(records.tokens(now()).map(shown)), after);
+        let (tokens, next) = page((1..).zip(records.tokens(now()).map(without_secret)), after);
         EnrolmentList {
             tokens,
             next,
@@ -214,8 +216,8 @@ impl Desk<'_> {
         }
     }
 
-    /// The record of a token that the operator wants to add.
-    fn stored(&self, token: &TokenEntry) -> Result<StoredToken, String> {
+    /// Checks a token that the operator wants to add, and returns the record of it.
+    fn check_token(&self, token: &TokenEntry) -> Result<StoredToken, String> {
         let uuid = match token.uuid.uuid() {
             None if !token.uuid.is_empty() => return Err(format!("{} is not a UUID", token.uuid)),
             Some(uuid) if uuid.is_nil() => return Err("the nil UUID is no node's".to_owned()),
@@ -251,14 +253,16 @@ fn page<T>(all: impl Iterator<Item = (u64, T)>, after: u64) -> (Vec<T>, u64) {
     (entries, next.unwrap_or_default())
 }
 
-fn one_token(token: &StoredToken) -> EnrolmentList {
+/// The answer that lists this token alone.
+fn list_of_token(token: &StoredToken) -> EnrolmentList {
     EnrolmentList {
-        tokens: vec![shown(token)],
+        tokens: vec![without_secret(token)],
         ..EnrolmentList::default()
     }
 }
 
-fn shown(token: &StoredToken) -> TokenEntry {
+/// A token as operators see it: without the digest of its secret.
+fn without_secret(token: &StoredToken) -> TokenEntry {
     TokenEntry {
         id: token.id.clone(),
         secret_sha256: String::new(),
