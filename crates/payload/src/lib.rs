@@ -93,12 +93,8 @@ mod tenants;
 mod volume;
 mod workload;
 
-pub use self::configure::{
-    Configure, ControllerConfig, InvalidConfiguration, LauncherConfig, SchedulerConfig, StorageConfig,
-};
-pub use self::enrolment::{
-    EnrolmentAction, EnrolmentList, EnrolmentRefusal, ManageEnrolment, NodeCertificate, TokenEntry,
-};
+pub use self::configure::*;
+pub use self::enrolment::*;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
 pub use self::health::{HealthCheck, HealthState, HttpCheck};

@@ -120,12 +120,7 @@ impl<'a> InstanceRow<'a> {
     }
 
     pub(super) fn link(&self) -> Link<'a> {
-        Link {
-            to: "instances",
-            uuid: self.uuid,
-            name: self.name(),
-            distinction: "",
-        }
+        Link::instance(self.uuid, self.name())
     }
 }
 

@@ -67,12 +67,7 @@ impl<'a> Scene<'a> {
 
     pub(super) fn instance(&self, uuid: Uuid) -> Link<'_> {
         let known = self.picture.view.instance(uuid);
-        Link {
-            to: "instances",
-            uuid,
-            name: known.map_or("", |instance| &instance.stats.name),
-            distinction: "",
-        }
+        Link::instance(uuid, known.map_or("", |instance| &instance.stats.name))
     }
 
     /// The newest rows of the history. `only` adds conditions to the query.

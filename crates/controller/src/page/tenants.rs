@@ -59,10 +59,9 @@ fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
         Column("out", "Bytes out", "n", |row| bytes(row.sum(|tunnel| tunnel.tx_bytes))),
         Column("drops", "Drops", "n opt", |row| number(row.sum(|tunnel| tunnel.drops))),
         Column("concentrator", "Concentrator", "opt", |row| {
-            let link = |uuid| Link { to: "instances", uuid, name: "", distinction: "" };
             let mut shown = piece!({row.tenant.concentrator_ip} " ");
             if let Some(uuid) = row.tenant.concentrator_uuid.uuid() {
-                shown.show(&link(uuid));
+                shown.show(&Link::instance(uuid, ""));
             }
             text(&row.tenant.concentrator_ip).showing(&shown)
         }),

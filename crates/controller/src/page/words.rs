@@ -153,6 +153,18 @@ pub(crate) struct Link<'a> {
     pub(crate) distinction: &'a str,
 }
 
+impl<'a> Link<'a> {
+    pub(crate) fn instance(uuid: Uuid, name: &'a str) -> Self {
+        let (to, distinction) = ("instances", "");
+        Self {
+            to,
+            uuid,
+            name,
+            distinction,
+        }
+    }
+}
+
 impl Show for Link<'_> {
     fn show_in(&self, out: &mut Html) {
         let Self {

@@ -104,25 +104,19 @@ impl Observer<'_, '_> {
             });
             let Some(instance) = starting else { continue };
             let was_query = self.soft.was_query(uuid);
-            // An answer with an effect counts again if that cannot be written.
-            let other_leads = answer == Answer::NotMaster;
-            if matches!(answer, Answer::There | Answer::Lost) || (was_query && other_leads) {
+            if matches!(answer, Answer::There | Answer::Lost) || (was_query && answer == Answer::NotMaster) {
                 self.soft.settled(uuid);
-            } else {
-                self.soft.answer(uuid, answer.clone());
+                // If no node lists the instance in time, it is queried again. That a backup may not ask says
+                // nothing about the instance, which may be starting.
+                if answer != Answer::Lost {
+                    self.soft.sent(uuid, true, self.draft.now);
+                }
+                continue;
             }
+            // An answer with an effect counts again if that cannot be written.
+            self.soft.answer(uuid, answer.clone());
             match answer {
-                // If no node lists the instance in time, it is queried again.
-                Answer::There => {
-                    self.soft.sent(uuid, true, self.draft.now);
-                    continue;
-                }
-                Answer::Lost => continue,
-                // That a backup may not ask says nothing about the instance, which may be starting.
-                Answer::NotMaster if was_query => {
-                    self.soft.sent(uuid, true, self.draft.now);
-                    continue;
-                }
+                Answer::There | Answer::Lost => {}
                 Answer::NotMaster => {
                     self.draft.gone(
                         instance,

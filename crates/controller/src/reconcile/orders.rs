@@ -170,7 +170,13 @@ fn apply_one(state: &State, spec: Spec) -> Result<(Applied, Vec<Write>), Refused
             Some(workload.version),
             workload.good.iter().rev().nth(1).copied(),
         ];
-        trim(&mut workload.versions, needed, KEPT_VERSIONS);
+        // The oldest versions go, but none of those that a roll-out needs.
+        let mut surplus = workload.versions.len().saturating_sub(KEPT_VERSIONS);
+        workload.versions.retain(|version| {
+            let goes = surplus > 0 && !needed.contains(&Some(version.number));
+            surplus -= usize::from(goes);
+            !goes
+        });
     }
     let change = match known {
         None => Changed::Created,
@@ -326,18 +332,5 @@ fn compare(path: &str, values: &[Value; 2], shown: &[Value; 2], found: &mut Vec<
             before,
             after,
         });
-    }
-}
-
-/// Removes the oldest versions until `most` are left, but none of those that a roll-out needs.
-fn trim(versions: &mut Vec<Version>, needed: [Option<u64>; 3], most: usize) {
-    while versions.len() > most {
-        let oldest = versions
-            .iter()
-            .position(|version| !needed.contains(&Some(version.number)));
-        match oldest {
-            Some(oldest) => drop(versions.remove(oldest)),
-            None => break,
-        }
     }
 }
