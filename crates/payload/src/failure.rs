@@ -57,29 +57,20 @@ impl CommandSubject {
     /// The subject of a command that may be invalid, as far as it can be read: a key with a wrong value hides no
     /// other key.
     pub fn of(command: &Frame) -> Self {
-        let subjects = |document: yaml::Document<'_>| -> Vec<Self> {
+        let subjects = |document: yaml::Document<'_>| {
             let read = Node::parse(document.bytes, document.line, MAX_READ_LEN);
             let pairs = read.as_ref().ok().and_then(|node| node.pairs().ok());
-            pairs
-                .into_iter()
-                .flatten()
-                .map(|(_, _, node)| Self::read(node))
-                .collect()
+            let subjects = pairs.into_iter().flatten().map(|(_, _, node)| Self::read(node));
+            subjects.collect::<Vec<_>>()
         };
         // Only START has more than one document.
-        let mut found: Vec<_> = yaml::documents(command.payload_bytes())
+        let found = yaml::documents(command.payload_bytes())
             .take(3)
-            .flat_map(subjects)
-            .filter(|subject| *subject != Self::default())
-            .collect();
+            .flat_map(subjects);
+        let found: Vec<_> = found.filter(|subject| *subject != Self::default()).collect();
         // User data may have such keys as well. The command is the document with an instance.
-        let names_instance = |subject: &Self| !subject.instance_uuid.is_empty();
-        let best = found.iter().position(names_instance).unwrap_or(0);
-        if found.is_empty() {
-            Self::default()
-        } else {
-            found.swap_remove(best)
-        }
+        let best = found.iter().find(|subject| !subject.instance_uuid.is_empty());
+        best.or(found.first()).cloned().unwrap_or_default()
     }
 
     fn read(node: &Node<'_>) -> Self {

@@ -255,14 +255,9 @@ impl Decider<'_, '_> {
         uuids: &mut dyn FnMut() -> Uuid,
     ) {
         let (count, with_surge) = (workload.spec.count, workload.spec.slots());
-        for instance in slots
-            .iter()
-            .filter(|(slot, _)| **slot > with_surge)
-            .flat_map(|(_, of_slot)| of_slot)
-        {
-            if instance.wanted {
-                self.not_needed(instance);
-            }
+        let beyond = slots.range(with_surge + 1..).flat_map(|(_, of_slot)| of_slot);
+        for instance in beyond.filter(|instance| instance.wanted) {
+            self.not_needed(instance);
         }
         let all = slots.values().flatten();
         let starting = all
