@@ -104,14 +104,10 @@ fn instance(stats: &mut InstanceStats) {
 
 pub(crate) fn failure(failure: &mut Failure) {
     let subject = &mut failure.subject;
-    for named in [
-        &mut subject.node_uuid,
-        &mut subject.instance_uuid,
-        &mut subject.volume_uuid,
-        &mut subject.concentrator_uuid,
-    ] {
-        id(named);
-    }
+    id(&mut subject.node_uuid);
+    id(&mut subject.instance_uuid);
+    id(&mut subject.volume_uuid);
+    id(&mut subject.concentrator_uuid);
     text(&mut subject.public_ip, MAX_WORD);
     text(&mut subject.detail, MAX_DETAIL);
     text(&mut failure.reason, MAX_WORD);
@@ -124,24 +120,16 @@ pub(crate) fn end(end: &mut InstanceEnd) {
 
 pub(crate) fn trace(trace: &mut FrameTrace) {
     text(&mut trace.label, MAX_NAME);
-    for word in [
-        &mut trace.frame_type,
-        &mut trace.operand,
-        &mut trace.start_timestamp,
-        &mut trace.end_timestamp,
-    ] {
-        text(word, MAX_WORD);
-    }
+    text(&mut trace.frame_type, MAX_WORD);
+    text(&mut trace.operand, MAX_WORD);
+    text(&mut trace.start_timestamp, MAX_WORD);
+    text(&mut trace.end_timestamp, MAX_WORD);
     trace.nodes.truncate(MAX_HOPS);
     for node in &mut trace.nodes {
         id(&mut node.ssntp_node_uuid);
-        for word in [
-            &mut node.ssntp_role,
-            &mut node.tx_timestamp,
-            &mut node.rx_timestamp,
-        ] {
-            text(word, MAX_WORD);
-        }
+        text(&mut node.ssntp_role, MAX_WORD);
+        text(&mut node.tx_timestamp, MAX_WORD);
+        text(&mut node.rx_timestamp, MAX_WORD);
     }
 }
 
