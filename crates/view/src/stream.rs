@@ -29,23 +29,13 @@ const RETURN_CREDIT: u32 = MAX_STREAM_CREDIT / 2;
 /// The output of an instance that a stream requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
-    /// The outputs. Default: both.
+    /// The outputs.
     pub outputs: Outputs,
-    /// The number of last lines of each output with which the stream begins. Default: all lines
+    /// The number of last lines of each output with which the stream begins; `None`: all lines
     /// that the node keeps.
     pub tail: Option<u32>,
-    /// True to receive further output until the instance has ended. Default: false.
+    /// True to receive further output until the instance has ended.
     pub follow: bool,
-}
-
-impl Default for StreamRequest {
-    fn default() -> Self {
-        Self {
-            outputs: Outputs::BOTH,
-            tail: None,
-            follow: false,
-        }
-    }
 }
 
 /// An event of a stream.

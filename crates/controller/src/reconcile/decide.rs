@@ -18,7 +18,9 @@ use super::input::Seen;
 use super::observe::{Stranger, failed, is_over};
 use super::plan::{Command, Draft};
 use super::soft::{Soft, Status};
-use crate::model::{Instance, InstanceState, Rollout, RolloutState, Spread, Workload, Write, tenant_of};
+use crate::model::{
+    Event, Instance, InstanceState, Rollout, RolloutState, Spread, Workload, Write, tenant_of,
+};
 
 /// The maximum number of instances that are started at a time, because the scheduler holds a bounded number.
 const MOST_STARTING: usize = 256;
@@ -205,7 +207,7 @@ impl Decider<'_, '_> {
         }
         if is_over {
             let text = format!("workload {} is gone", workload.name);
-            self.draft.workload_event("deleted", workload, text);
+            self.draft.write(Event::of_workload("deleted", workload, text));
             self.draft.write(Write::WorkloadGone(workload.name.clone()));
         }
     }
@@ -240,7 +242,7 @@ impl Decider<'_, '_> {
             "version {from} of {} goes back to version {stable}: {reason}",
             workload.name
         );
-        self.draft.workload_event("rollout", workload, text);
+        self.draft.write(Event::of_workload("rollout", workload, text));
         let touched = self.draft.touch(workload);
         touched.go_back(stable, format!("version {from}: {reason}"));
         true
@@ -488,11 +490,8 @@ impl Decider<'_, '_> {
         if of_count.iter().all(is_available) {
             self.soft.recovered(name);
             if workload.rollout.state != RolloutState::Steady {
-                self.draft.workload_event(
-                    "rollout",
-                    workload,
-                    format!("version {version} of {name} runs everywhere"),
-                );
+                let text = format!("version {version} of {name} runs everywhere");
+                self.draft.write(Event::of_workload("rollout", workload, text));
                 let touched = self.draft.touch(workload);
                 // A workload with a count of 0 shows nothing about its version.
                 if count > 0 {

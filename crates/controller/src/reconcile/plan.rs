@@ -79,7 +79,7 @@ impl<'a> Draft<'a> {
         self.plan.commands.push(command);
     }
 
-    /// Adds a write without a row about it.
+    /// Adds a write.
     pub(super) fn write(&mut self, write: Write) {
         self.plan.writes.push(write);
     }
@@ -118,10 +118,6 @@ impl<'a> Draft<'a> {
             text: format!("{} {what}", about.called()),
             ..Event::default()
         }));
-    }
-
-    pub(super) fn workload_event(&mut self, kind: &'static str, workload: &Workload, text: String) {
-        self.plan.writes.push(Event::of_workload(kind, workload, text));
     }
 
     /// Writes a new or changed instance, and a row about it.

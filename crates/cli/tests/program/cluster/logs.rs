@@ -384,9 +384,12 @@ fn a_controller_keeps_no_more_than_its_credit_and_closes_dropped_streams() {
         let server = Server::start(config, Loud { pieces, kinds }).unwrap();
         let client = client(&directory, "controller.pem").address(server.addresses()[0].clone());
         let controller = Controller::connect(ControllerConfig::new(client)).unwrap();
-        let stream = controller
-            .stream(Uuid::new_v4(), StreamRequest::default())
-            .unwrap();
+        let request = StreamRequest {
+            outputs: Outputs::BOTH,
+            tail: None,
+            follow: false,
+        };
+        let stream = controller.stream(Uuid::new_v4(), request).unwrap();
         assert!(matches!(stream.recv_timeout(LIMIT), Some(StreamEvent::Opened)));
         // The stream grants no credit for these pieces, because the last one is not yet read.
         for _ in 0..3 {
