@@ -20,7 +20,6 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;
 
@@ -612,42 +611,31 @@ impl View {
             since: now,
             stats,
         };
-        let known = match self.instances.entry(uuid) {
-            // An instance that has moved here from another node is a new one of this node.
-            Entry::Occupied(known) if known.get().node == node => known.into_mut(),
-            other => {
-                changes.push(Change::InstanceAdded {
-                    instance: uuid,
-                    node,
-                    state: fresh.state.clone(),
-                });
-                match other {
-                    Entry::Occupied(mut known) => {
-                        // An instance is in the set of only one node. Otherwise it would be
-                        // removed when the other node no longer lists it.
-                        let before = known.insert(fresh).node;
-                        if let Some(before) = self.nodes.get_mut(&before) {
-                            before.instances.remove(&uuid);
-                        }
-                    }
-                    Entry::Vacant(place) => {
-                        place.insert(fresh);
-                    }
-                }
-                return;
+        // An instance that has moved here from another node is a new one of this node.
+        let known = self.instances.get_mut(&uuid);
+        let Some(known) = known.filter(|known| known.node == node) else {
+            changes.push(Change::InstanceAdded {
+                instance: uuid,
+                node,
+                state: fresh.state.clone(),
+            });
+            // An instance is in the set of only one node. Otherwise it would be removed when the other node no
+            // longer lists it.
+            let moved = self.instances.insert(uuid, fresh);
+            if let Some(before) = moved.and_then(|moved| self.nodes.get_mut(&moved.node)) {
+                before.instances.remove(&uuid);
             }
+            return;
         };
-        let attached = |volumes: &[Id], others: &[Id]| -> Vec<Id> {
+        let beyond = |volumes: &[Id], others: &[Id]| -> Vec<Id> {
             volumes.iter().filter(|v| !others.contains(v)).cloned().collect()
         };
-        for volume in attached(&fresh.stats.volumes, &known.stats.volumes) {
-            let instance = uuid;
-            changes.push(Change::VolumeAttached { instance, volume });
-        }
-        for volume in attached(&known.stats.volumes, &fresh.stats.volumes) {
-            let instance = uuid;
-            changes.push(Change::VolumeDetached { instance, volume });
-        }
+        let (before, after) = (&known.stats.volumes, &fresh.stats.volumes);
+        let instance = uuid;
+        let attached = |volume| Change::VolumeAttached { instance, volume };
+        changes.extend(beyond(after, before).into_iter().map(attached));
+        let detached = |volume| Change::VolumeDetached { instance, volume };
+        changes.extend(beyond(before, after).into_iter().map(detached));
         if known.state != fresh.state {
             changes.push(Change::InstanceState {
                 instance: uuid,
