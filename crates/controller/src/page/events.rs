@@ -74,18 +74,14 @@ pub(super) fn list(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
 /// there are more rows to search.
 fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>), Missing> {
     let words = scene.params.get("q").to_lowercase();
-    let mut found = Vec::new();
+    let (mut found, mut searched) = (Vec::new(), None);
     for _ in 0..MOST_SEARCHED / CHUNK {
         let rows = scene.found(&query)?;
-        let (is_last, last) = (rows.len() < CHUNK, rows.last().map(|row| row.id));
+        let is_last = rows.len() < CHUNK;
+        searched = rows.last().map(|row| row.id);
         for row in rows {
-            let text = format!(
-                "{} {} {}",
-                row.kind,
-                row.text,
-                row.workload.as_deref().unwrap_or_default()
-            );
-            let text = text.to_lowercase();
+            let workload = row.workload.as_deref().unwrap_or_default();
+            let text = format!("{} {} {workload}", row.kind, row.text).to_lowercase();
             if words.split_whitespace().all(|word| text.contains(word)) {
                 // One more row than a page holds shows that there is a next page.
                 if found.len() == ROWS {
@@ -98,17 +94,13 @@ fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, Option<i64>)
         if is_last {
             return Ok((found, None));
         }
-        if query.newest_first {
-            query.before = last;
+        let from = if query.newest_first {
+            &mut query.before
         } else {
-            query.after = last;
-        }
+            &mut query.after
+        };
+        *from = searched;
     }
-    let searched = if query.newest_first {
-        query.before
-    } else {
-        query.after
-    };
     Ok((found, searched))
 }
 

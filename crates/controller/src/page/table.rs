@@ -141,7 +141,7 @@ impl<T> Table<'_, T> {
     }
 
     fn order(&self, params: &Params, rows: &mut [T]) {
-        let (Some(Column(.., cell)), falls) = self.sorted_by(params) else {
+        let Some((Column(.., cell), falls)) = self.sorted_by(params) else {
             return;
         };
         // The id decides between equal rows, so that the order is the same on each page.
@@ -154,17 +154,12 @@ impl<T> Table<'_, T> {
     }
 
     /// The column to sort by, and true for descending order.
-    fn sorted_by(&self, params: &Params) -> (Option<&Column<T>>, bool) {
-        let known = |name: &str| self.columns.iter().find(|column| column.0 == name);
-        let asked = params.get("sort");
-        let name = asked.strip_prefix('-').unwrap_or(asked);
-        match known(name) {
-            Some(column) => (Some(column), asked.starts_with('-')),
-            None => {
-                let name = self.sort.strip_prefix('-').unwrap_or(self.sort);
-                (known(name), self.sort.starts_with('-'))
-            }
-        }
+    fn sorted_by(&self, params: &Params) -> Option<(&Column<T>, bool)> {
+        [params.get("sort"), self.sort].into_iter().find_map(|asked| {
+            let name = asked.strip_prefix('-').unwrap_or(asked);
+            let column = self.columns.iter().find(|column| column.0 == name)?;
+            Some((column, name != asked))
+        })
     }
 
     /// The search field, and a link for each state with the number of its rows.
@@ -190,8 +185,8 @@ impl<T> Table<'_, T> {
     }
 
     fn body(&self, out: &mut Html, params: &Params, rows: impl Iterator<Item = T>) {
-        let (sorted, falls) = self.sorted_by(params);
-        let sorted = sorted.map_or("", |Column(key, ..)| key);
+        let sorted = self.sorted_by(params);
+        let (sorted, falls) = sorted.map_or(("", false), |(Column(key, ..), falls)| (*key, falls));
         html!(out; "<div class='scroll' tabindex='0' role='region' aria-label='" {self.caption}
             "'><table><caption class='only-heard'>" {self.caption} "</caption><thead><tr>");
         for Column(key, title, class, ..) in self.columns {
