@@ -71,6 +71,16 @@ impl Failure {
         }
     }
 
+    /// The reason in words, with the detail if there is one, and the protocol's word.
+    pub fn why(&self) -> String {
+        let (words, detail) = (self.words(), &self.subject.detail);
+        let colon = if detail.is_empty() { "" } else { ": " };
+        match self.reason.as_str() {
+            "" => format!("{words}{colon}{detail} ({})", self.error),
+            reason => format!("{words}{colon}{detail} ({reason})"),
+        }
+    }
+
     fn known(&self) -> Option<&'static str> {
         let addressed = self.error != ErrorCode::INVALID_FRAME_TYPE;
         Some(match self.reason.as_str() {
@@ -157,13 +167,6 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.what(f)?;
-        write!(f, ": {}", self.words())?;
-        if !self.subject.detail.is_empty() {
-            write!(f, ": {}", self.subject.detail)?;
-        }
-        match self.reason.as_str() {
-            "" => write!(f, " ({})", self.error),
-            reason => write!(f, " ({reason})"),
-        }
+        write!(f, ": {}", self.why())
     }
 }

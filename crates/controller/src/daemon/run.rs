@@ -371,16 +371,11 @@ fn refused(failure: &Failure) -> Answer {
         return Answer::NotMaster;
     }
     let of_start = Reason::from(reason);
-    if matches!(of_start, Reason::AlreadyRunning | Reason::InstanceExists) {
+    if of_start.node_has_instance() {
         return Answer::There;
     }
-    let detail = if failure.subject.detail.is_empty() {
-        String::new()
-    } else {
-        format!(": {}", failure.subject.detail)
-    };
     Answer::NotStarted {
-        why: format!("{}{detail} ({reason})", failure.words()),
+        why: failure.why(),
         is_its_fault: matches!(
             of_start,
             Reason::ImageFailure

@@ -20,17 +20,18 @@ pub(super) fn check(source: &dyn Source, specs: &[Spec]) -> Result<(), Refused> 
     for spec in specs.iter().filter(|_| view.is_complete()) {
         let known = kept.state.workloads.get(&spec.name);
         let mut templates = known.into_iter().flat_map(|known| &known.versions);
-        let is_known = templates.any(|version| version.template == spec.template());
-        // A spec whose numbers are invalid is refused for them.
-        let needs = Needs::of(&spec.start).ok().filter(|_| !is_known);
-        let is_ignored = !is_known
-            && !spec.start.requirements.labels.is_empty()
-            && view.heeds_constraints() == Some(false);
+        if templates.any(|version| version.template == spec.template()) {
+            continue;
+        }
+        let is_ignored =
+            !spec.start.requirements.labels.is_empty() && view.heeds_constraints() == Some(false);
         let ignored = || ("constraint", "the scheduler is older and ignores it".to_owned());
-        let lacking = needs.and_then(|needs| lacking(&view, &needs));
+        // A spec whose numbers are invalid is refused for them.
+        let lacking = Needs::of(&spec.start)
+            .ok()
+            .and_then(|needs| lacking(&view, &needs));
         let lacking = lacking.or_else(|| is_ignored.then(ignored));
-        let lacking =
-            lacking.or_else(|| (!is_known).then(|| no_tenant(source, &mut tenants, &spec.start))?);
+        let lacking = lacking.or_else(|| no_tenant(source, &mut tenants, &spec.start));
         if let Some((key, why)) = lacking {
             let of = if specs.len() > 1 {
                 format!("{}.", spec.name)

@@ -173,17 +173,11 @@ pub fn check_start(start: &Start) -> Result<(), (&'static str, &'static str)> {
             "a name is empty or contains an equals sign, or a text contains a NUL character",
         ));
     }
-    if let Some(key) = start
-        .secrets
-        .keys()
-        .find(|key| is_no_name(key) || start.env.contains_key(*key))
-    {
-        let why = if is_no_name(key) {
-            "a variable has no valid name"
-        } else {
-            "a variable is in `env`, too"
-        };
-        return Err(("secrets", why));
+    if start.secrets.keys().any(is_no_name) {
+        return Err(("secrets", "a variable has no valid name"));
+    }
+    if start.secrets.keys().any(|key| start.env.contains_key(key)) {
+        return Err(("secrets", "a variable is in `env`, too"));
     }
     let is_no_file = |name: &&String| matches!(name.as_str(), "" | "." | "..") || name.contains(['/', '\0']);
     let why = "a file is named without a directory: it is in the node's directory of secrets";

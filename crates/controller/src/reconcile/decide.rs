@@ -136,13 +136,8 @@ impl Decider<'_, '_> {
             let tenant = tenant_of(&workload.spec.start);
             tenant.is_some_and(|tenant| tenants.contains(&tenant))
         };
-        for workload in self
-            .draft
-            .state
-            .workloads
-            .values()
-            .filter(|workload| !workload.deleting && !is_held_back(workload))
-        {
+        let workloads = self.draft.state.workloads.values();
+        for workload in workloads.filter(|workload| !workload.deleting && !is_held_back(workload)) {
             let slots = of_workloads.get(workload.name.as_str()).into_iter().flatten();
             for (_, of_slot) in slots.filter(|(slot, _)| **slot <= workload.spec.slots()) {
                 let is_failed = |instance: &&&Instance| {

@@ -81,8 +81,7 @@ impl Store {
         let failed = |e: std::io::Error| StoreError::io(&file, &e);
         // The database holds the environment of instances, which may have secrets. So the
         // directory and the file, if they are made here, are for the own user only.
-        let mut builder = DirBuilder::new();
-        builder
+        DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(directory)
@@ -102,15 +101,12 @@ impl Store {
                 "it is empty; delete it to begin without workloads, or restore a backup".to_owned(),
             ));
         }
-        let mut options = OpenOptions::new();
-        drop(
-            options
-                .append(true)
-                .create(true)
-                .mode(0o600)
-                .open(&file)
-                .map_err(failed)?,
-        );
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&file)
+            .map_err(failed)?;
 
         let opened = schema::open(&file, limits)?;
         let loaded = schema::load(&opened).and_then(|state| Ok((state, schema::last_id(&opened)?)));
