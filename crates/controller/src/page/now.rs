@@ -29,7 +29,7 @@ struct Trouble {
     /// What happened, a line each.
     lines: Vec<Html>,
     /// A command, and what it is for.
-    command: (&'static str, String),
+    command: Option<(&'static str, String)>,
 }
 
 const TO_LOOK: &str = "look";
@@ -43,7 +43,7 @@ impl Trouble {
             to: to.to_owned(),
             named: Vec::new(),
             lines: Vec::new(),
-            command: (TO_LOOK, String::new()),
+            command: None,
         }
     }
 }
@@ -84,8 +84,7 @@ pub(super) fn view(scene: &Scene<'_>, main: &mut Html) -> Result<(), Missing> {
             for line in &problem.lines {
                 html!(main; "<p>" {*line} "</p>");
             }
-            let (purpose, command) = &problem.command;
-            if !command.is_empty() {
+            if let Some((purpose, command)) = &problem.command {
                 html!(main; "<p>" {*purpose} ": <code>" {command} "</code></p>");
             }
             html!(main; "</div></li>");
@@ -175,10 +174,10 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         if problems.len() < NAMED {
             problem.lines = last_changes(scene, name);
         }
-        problem.command = match word {
+        problem.command = Some(match word {
             "paused" => (TO_END_IT, format!("ssntp ctl rollout {name} --resume")),
             _ => (TO_LOOK, format!("ssntp ctl get {name}")),
-        };
+        });
         problems.push(problem);
     }
 }
@@ -207,7 +206,7 @@ fn together(
     to: &str,
     (one, many): (&str, &str),
     named: Vec<Html>,
-    command: (&'static str, String),
+    command: Option<(&'static str, String)>,
 ) {
     let what = match named.len() {
         0 => return,
@@ -256,16 +255,9 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
             _ => (TO_LOOK, "describe"),
         };
         let first = nodes.first().map(|node| scene.picture.view.beginning(node.uuid));
-        let command = first.map(|first| format!("ssntp ctl {verb} {first}"));
+        let command = first.map(|first| (purpose, format!("ssntp ctl {verb} {first}")));
         let to = format!("/nodes?state={word}");
-        together(
-            problems,
-            grade,
-            &to,
-            words,
-            named.collect(),
-            (purpose, command.unwrap_or_default()),
-        );
+        together(problems, grade, &to, words, named.collect(), command);
     }
 }
 
@@ -278,19 +270,11 @@ fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         let found: Vec<_> = all.iter().filter(is_found).collect();
         let named = found.iter().map(|instance| shown(&instance.link())).collect();
         let verb = if word == "failed" { "logs" } else { "describe" };
-        let first = found
-            .first()
-            .map(|instance| scene.picture.view.beginning(instance.link().uuid));
-        let command = first.map(|first| format!("ssntp ctl {verb} {first}"));
+        let first = found.first().map(|instance| instance.link().uuid);
+        let first = first.map(|first| scene.picture.view.beginning(first));
+        let command = first.map(|first| (TO_LOOK, format!("ssntp ctl {verb} {first}")));
         let to = format!("/instances?state={}", encode(word));
-        together(
-            problems,
-            Grade::Bad,
-            &to,
-            words,
-            named,
-            (TO_LOOK, command.unwrap_or_default()),
-        );
+        together(problems, Grade::Bad, &to, words, named, command);
     }
 }
 
@@ -302,7 +286,7 @@ fn of_tenants(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
     let lost = all.iter().filter(|row| row.state().0 == Grade::Bad);
     let named = lost.map(|row| shown(&row.tenant.name)).collect();
     let words = ("tenant has no concentrator", "tenants have no concentrator");
-    let command = (TO_LOOK, "ssntp ctl tenant list".to_owned());
+    let command = Some((TO_LOOK, "ssntp ctl tenant list".to_owned()));
     together(problems, Grade::Bad, "/tenants", words, named, command);
 }
 
@@ -320,18 +304,13 @@ fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
         html!(&mut out; " (" {Bytes(session.bytes_waiting)} ")");
         out
     });
-    let words = (
+    let (one, many) = (
         "session has more than 1 MiB waiting",
         "sessions have more than 1 MiB waiting",
     );
-    together(
-        problems,
-        Grade::Warn,
-        "/sessions?sort=-waiting",
-        words,
-        named.collect(),
-        (TO_LOOK, "ssntp ctl sessions".to_owned()),
-    );
+    let (named, command) = (named.collect(), Some((TO_LOOK, "ssntp ctl sessions".to_owned())));
+    let to = "/sessions?sort=-waiting";
+    together(problems, Grade::Warn, to, (one, many), named, command);
 }
 
 fn of_certificates(scene: &Scene<'_>, problems: &mut Vec<Trouble>) {
