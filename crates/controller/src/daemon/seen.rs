@@ -11,7 +11,7 @@ use crate::store::MAX_TEXT;
 use ssntp::payload::FrameTrace;
 use ssntp_payload::{InstanceState, NodeStatus};
 use ssntp_transport::excerpt;
-use ssntp_view::{Change, Instance, Node, View};
+use ssntp_view::{Change, Failure, Instance, Node, View};
 
 /// The present view. `is_complete` is true if the scheduler has reported all that it knew when the
 /// session began.
@@ -74,13 +74,9 @@ pub(super) fn event(change: &Change, is_complete: bool, is_known: impl Fn(&Uuid)
                 ..Event::default()
             });
         }
-        Change::Failed(failure) => (
-            "failed",
-            (
-                failure.subject.instance_uuid.uuid(),
-                failure.subject.node_uuid.uuid(),
-            ),
-        ),
+        Change::Failed(Failure { subject: of, .. }) => {
+            ("failed", (of.instance_uuid.uuid(), of.node_uuid.uuid()))
+        }
         // When a session begins, the scheduler reports all nodes and instances again.
         _ if !is_complete => return None,
         Change::NodeConnected { node, .. }

@@ -177,10 +177,8 @@ impl Spec {
             return wrong(&format!("start.{key}"), why.into());
         }
         if self.count > 1 && !self.start.networking.private_ip.is_empty() {
-            return wrong(
-                "start.networking.private_ip",
-                "several instances cannot have it; name only the tenant".into(),
-            );
+            let why = "several instances cannot have it; name only the tenant";
+            return wrong("start.networking.private_ip", why.into());
         }
         for (at, number) in [("count", self.count), ("update.surge", self.update.surge)] {
             if number > MAX_COUNT {
@@ -192,10 +190,8 @@ impl Spec {
                 return wrong("labels", why.into());
             }
             if key.starts_with("ssntp.") {
-                return wrong(
-                    "labels",
-                    "keys that begin with ssntp. are the controller's".into(),
-                );
+                let why = "keys that begin with ssntp. are the controller's";
+                return wrong("labels", why.into());
             }
         }
         if self.labels.len() > MAX_LABELS - OWN_LABELS {
@@ -237,10 +233,8 @@ impl Spec {
             return wrong("update.surge", why.into());
         }
         if self.update.deadline_s <= self.update.healthy_s {
-            return wrong(
-                "update.deadline_s",
-                "it has to be longer than update.healthy_s".into(),
-            );
+            let why = "it has to be longer than update.healthy_s";
+            return wrong("update.deadline_s", why.into());
         }
         Ok(())
     }

@@ -118,11 +118,8 @@ impl Observer<'_, '_> {
             match answer {
                 Answer::There | Answer::Lost => {}
                 Answer::NotMaster => {
-                    self.draft.gone(
-                        instance,
-                        "failed",
-                        "was not started: another controller is the master",
-                    );
+                    let what = "was not started: another controller is the master";
+                    self.draft.gone(instance, "failed", what);
                 }
                 // A scheduler that was restarted does not know the instances of a node that is still
                 // away. So the instance counts as lost, and its node may list it later.
@@ -142,13 +139,8 @@ impl Observer<'_, '_> {
                         .gone(instance, "failed", &format!("was not started: {why}"));
                 }
                 Answer::Gone => {
-                    failed(
-                        self.draft,
-                        self.soft,
-                        instance,
-                        "it ended at once and was deleted",
-                        true,
-                    );
+                    let why = "it ended at once and was deleted";
+                    failed(self.draft, self.soft, instance, why, true);
                     self.draft.gone(instance, "gone", "was started, and is gone");
                 }
             }
