@@ -114,12 +114,10 @@ impl Access {
             (chain, Some(trusts)) => Some(trusts.client(chain)),
         };
         if let Some(shown) = request.header("authorization") {
-            let secret = shown
-                .split_once(' ')
-                .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-            let secret = secret
-                .ok_or(Refused::new(401, "Authorization must be: Bearer TOKEN"))?
-                .1;
+            let secret = shown.split_once(' ');
+            let secret = secret.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+            let wrong = || Refused::new(401, "Authorization must be: Bearer TOKEN");
+            let (_, secret) = secret.ok_or_else(wrong)?;
             let client = self.of_token(secret.trim())?;
             // A client that sends a token relies on the right of the token. So an unknown token is an
             // error even if reading needs no token.
@@ -139,12 +137,9 @@ impl Access {
             reads_output: self.is_private,
             tenant: None,
         });
-        let cookie = request.header("cookie").and_then(|cookies| {
-            let mut cookies = cookies
-                .split(';')
-                .filter_map(|cookie| cookie.trim().split_once('='));
-            cookies.find(|(name, _)| *name == COOKIE)
-        });
+        let cookies = request.header("cookie").unwrap_or_default().split(';');
+        let mut cookies = cookies.filter_map(|cookie| cookie.trim().split_once('='));
+        let cookie = cookies.find(|(name, _)| *name == COOKIE);
         let Some((_, cookie)) = cookie else {
             return Ok(unknown);
         };

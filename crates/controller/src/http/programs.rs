@@ -110,10 +110,8 @@ impl Programs {
                 };
                 let output = number(&params, "output")?;
                 if output.is_some() && !client.reads_output {
-                    return Err(Refused::new(
-                        401,
-                        "a token is needed to read the output of an instance",
-                    ));
+                    let why = "a token is needed to read the output of an instance";
+                    return Err(Refused::new(401, why));
                 }
                 // The client's token may be removed or expire while the stream is open, and its
                 // certificate may be revoked.

@@ -179,9 +179,6 @@ impl Observer<'_, '_> {
             None => instance.state,
         };
         let ending = ended.map_or_else(String::new, |end| end.how.clone());
-        if !is_current {
-            self.soft.away_for(seen.node, self.draft.now);
-        }
         if state != instance.state || is_new {
             let (kind, what) = match ended {
                 Some(end) => ("ended", format!("has ended: {}", end.how)),
@@ -209,7 +206,6 @@ impl Observer<'_, '_> {
             return;
         };
         if !self.draft.is_current(node) {
-            self.soft.away_for(node, self.draft.now);
             return self.give_up(instance, node);
         }
         let workload = self.draft.workload_of(instance);
@@ -235,9 +231,9 @@ impl Observer<'_, '_> {
         let is_lost = workload.is_none_or(|workload| {
             let reschedule = &workload.spec.reschedule;
             let grace = Duration::from_secs(reschedule.grace_s.into());
-            away >= grace && reschedule.policy != ReschedulePolicy::Never
+            away >= grace && reschedule.policy != ReschedulePolicy::Never && !is_over(workload, instance)
         });
-        if instance.wanted && !workload.is_some_and(|workload| is_over(workload, instance)) && is_lost {
+        if instance.wanted && is_lost {
             self.draft
                 .mark_unwanted(instance, "lost", &format!("is lost: node {node} is away"));
         } else if !instance.wanted
