@@ -86,16 +86,17 @@ pub(super) fn decide(
     strangers: &[Stranger<'_>],
     uuids: &mut dyn FnMut() -> Uuid,
 ) {
-    Decider { draft, soft }.decide(strangers, uuids);
+    Decider { draft, soft, uuids }.decide(strangers);
 }
 
 struct Decider<'d, 'a> {
     draft: &'d mut Draft<'a>,
     soft: &'d mut Soft,
+    uuids: &'d mut dyn FnMut() -> Uuid,
 }
 
 impl Decider<'_, '_> {
-    fn decide(&mut self, strangers: &[Stranger<'_>], uuids: &mut dyn FnMut() -> Uuid) {
+    fn decide(&mut self, strangers: &[Stranger<'_>]) {
         let (state, none) = (self.draft.state, BTreeMap::new());
         let mut of_workloads: BTreeMap<&str, Slots<'_>> = BTreeMap::new();
         let mut starting = 0;
@@ -120,7 +121,7 @@ impl Decider<'_, '_> {
             if workload.deleting {
                 self.take_down(workload, slots, !of_strangers.contains(workload.name.as_str()));
             } else if !self.goes_back(workload) {
-                self.keep_up(workload, slots, &mut room, uuids);
+                self.keep_up(workload, slots, &mut room);
             }
         }
     }
@@ -244,13 +245,7 @@ impl Decider<'_, '_> {
     }
 
     /// Fills the slots of a workload, and takes the next step of its roll-out.
-    fn keep_up(
-        &mut self,
-        workload: &Workload,
-        slots: &Slots<'_>,
-        room: &mut usize,
-        uuids: &mut dyn FnMut() -> Uuid,
-    ) {
+    fn keep_up(&mut self, workload: &Workload, slots: &Slots<'_>, room: &mut usize) {
         let (count, with_surge) = (workload.spec.count, workload.spec.slots());
         let beyond = slots.range(with_surge + 1..).flat_map(|(_, of_slot)| of_slot);
         for instance in beyond.filter(|instance| instance.wanted) {
@@ -263,7 +258,6 @@ impl Decider<'_, '_> {
         let mut room_here = MOST_STARTING_OF_ONE.saturating_sub(starting).min(*room);
         let at_first = room_here;
         let mut statuses = Vec::new();
-        let mut empty = 0;
         let wanted = slots.values().flatten().filter(|instance| instance.wanted);
         let mut siblings: Vec<_> = wanted.map(|instance| instance.uuid).collect();
         let mut waiting = 0;
@@ -283,16 +277,16 @@ impl Decider<'_, '_> {
             if is_free
                 && is_needed(workload, slot, waiting)
                 && room_here > 0
-                && self.fill(workload, slot, &mut siblings, uuids)
+                && self.fill(workload, slot, &mut siblings)
             {
                 room_here -= 1;
-                empty += 1;
             }
             statuses.push(status);
         }
-        *room -= at_first - room_here;
+        let filled = at_first - room_here;
+        *room -= filled;
         self.roll(workload, &statuses);
-        let status = self.status(workload, &statuses, starting + empty);
+        let status = self.status(workload, &statuses, starting + filled);
         self.soft.set_status(&workload.name, status);
     }
 
@@ -429,13 +423,7 @@ impl Decider<'_, '_> {
     }
 
     /// Starts an instance in a free slot, unless the slot is in a pause. Returns true if it does.
-    fn fill(
-        &mut self,
-        workload: &Workload,
-        slot: u32,
-        siblings: &mut Vec<Uuid>,
-        uuids: &mut dyn FnMut() -> Uuid,
-    ) -> bool {
+    fn fill(&mut self, workload: &Workload, slot: u32, siblings: &mut Vec<Uuid>) -> bool {
         let now = self.draft.now;
         let attempt = self.soft.attempt(&workload.name, slot, now);
         let version = workload.version_of(workload.version_for(slot));
@@ -443,7 +431,7 @@ impl Decider<'_, '_> {
             return false;
         };
         let instance = Instance {
-            uuid: uuids(),
+            uuid: (self.uuids)(),
             workload: workload.name.clone(),
             slot,
             version: version.number,
