@@ -147,12 +147,7 @@ impl Configure {
             }
         }
         for (key, number, maximum, what) in [
-            (
-                "ciao_port",
-                controller.ciao_port,
-                65535,
-                "not a port (1 to 65535)",
-            ),
+            ("ciao_port", controller.ciao_port, 65535, NO_PORT),
             ("cnci_vcpus", controller.cnci_vcpus, MAX_SIZE, OUT_OF_RANGE),
             ("cnci_mem", controller.cnci_mem, MAX_SIZE, OUT_OF_RANGE),
             ("cnci_disk", controller.cnci_disk, MAX_SIZE, OUT_OF_RANGE),
@@ -183,6 +178,7 @@ impl Configure {
 }
 
 const MAX_SIZE: i64 = i32::MAX as i64;
+const NO_PORT: &str = "not a port (1 to 65535)";
 const OUT_OF_RANGE: &str = "out of range (1 to 2147483647)";
 
 fn invalid(path: [&str; 2], what: &str) -> yaml::Error {

@@ -194,11 +194,8 @@ impl<'a> Lines<'a> {
                 }
             }
             if let Some(uuid) = uuid.and_then(Id::uuid_in) {
-                summary.add(
-                    uuid,
-                    state.unwrap_or_default().into(),
-                    volumes.unwrap_or_default(),
-                );
+                let (state, volumes) = (state.unwrap_or_default(), volumes.unwrap_or_default());
+                summary.add(uuid, state.into(), volumes);
             }
         }
         // If the next line is not a key of the document, `summary` refuses it.

@@ -2,6 +2,7 @@
 //! wanted by a workload, or both.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
@@ -47,8 +48,9 @@ impl<'a> InstanceRow<'a> {
         scene: &Scene<'a>,
         uuid: Uuid,
         seen: Option<&'a ssntp_view::Instance>,
-        kept: Option<&'a model::Instance>,
+        kept: Option<&'a Arc<model::Instance>>,
     ) -> Self {
+        let kept = kept.map(Arc::as_ref);
         let node = seen.map(|seen| seen.node).or(kept.and_then(|kept| kept.node));
         let known = seen.and_then(ssntp_view::Instance::ending);
         let ending = match (known.filter(ssntp_view::Ending::is_known), kept) {
@@ -129,14 +131,7 @@ pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<InstanceRow<'a>> {
     let picture: &'a Picture = scene.picture;
     let kept = &picture.kept.state.instances;
     let seen = picture.view.instances();
-    let seen = seen.map(|seen| {
-        InstanceRow::of(
-            scene,
-            seen.uuid,
-            Some(seen),
-            kept.get(&seen.uuid).map(|kept| &**kept),
-        )
-    });
+    let seen = seen.map(|seen| InstanceRow::of(scene, seen.uuid, Some(seen), kept.get(&seen.uuid)));
     let unseen = kept
         .values()
         .filter(|kept| picture.view.instance(kept.uuid).is_none());
@@ -208,12 +203,7 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&InstanceRo
 pub(super) fn one(scene: &Scene<'_>, main: &mut Html, uuid: Uuid) -> Made {
     let history = scene.newest(100, |query| query.instance = Some(uuid.into()))?;
     let kept = scene.picture.kept.state.instances.get(&uuid);
-    let found = InstanceRow::of(
-        scene,
-        uuid,
-        scene.picture.view.instance(uuid),
-        kept.map(|kept| &**kept),
-    );
+    let found = InstanceRow::of(scene, uuid, scene.picture.view.instance(uuid), kept);
     // The history may have rows about an instance that was deleted.
     if found.seen.is_none() && kept.is_none() && history.is_empty() {
         return Err(Missing::Unknown);
