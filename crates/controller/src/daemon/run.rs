@@ -60,7 +60,6 @@ pub(super) struct Run {
     rows: RowLimit,
     /// The minute of the figures that were written last.
     minute: i64,
-    is_ended: bool,
 }
 
 impl Run {
@@ -82,14 +81,13 @@ impl Run {
             names: Names::default(),
             rows: RowLimit::default(),
             minute: 0,
-            is_ended: false,
         }
     }
 
     /// Serves until the client has ended.
     pub(super) fn run(mut self, calls: &Receiver<Call>) {
         let (mut last, mut has_news) = (Duration::ZERO, true);
-        while !self.is_ended {
+        loop {
             let changes = self.changes.clone();
             let due = last + if has_news { PAUSE } else { TICK };
             select! {
@@ -130,7 +128,6 @@ impl Run {
                     self.session += 1;
                     self.is_complete = false;
                 }
-                Change::Ended { .. } => self.is_ended = true,
                 Change::NodeConnected { node, .. } if self.is_complete => {
                     self.connected.get_or_insert_default().insert(*node);
                 }
