@@ -39,23 +39,20 @@ pub(super) fn observe<'a>(draft: &mut Draft<'a>, soft: &mut Soft) -> Vec<Strange
 
 fn strangers<'a>(draft: &Draft<'a>) -> Vec<Stranger<'a>> {
     let (state, seen) = (draft.state, draft.seen);
-    let mut strangers = Vec::new();
-    for (uuid, seen) in &seen.instances {
-        if let Some(labels) = &seen.labels
-            && let Some(workload) = state.workloads.get(&labels.workload)
-            && !seen.is_pending
-            && draft.is_current(seen.node)
-            && !state.instances.contains_key(uuid)
-        {
-            strangers.push(Stranger {
-                uuid: *uuid,
-                seen,
-                labels,
-                workload,
-                has_slot: !workload.deleting && (1..=workload.spec.slots()).contains(&labels.slot),
-            });
-        }
-    }
+    let stranger = |(uuid, seen): (&Uuid, &'a SeenInstance)| {
+        let labels = seen.labels.as_ref()?;
+        let workload = &**state.workloads.get(&labels.workload)?;
+        let is_known = state.instances.contains_key(uuid);
+        let is_there = !seen.is_pending && draft.is_current(seen.node);
+        (is_there && !is_known).then(|| Stranger {
+            uuid: *uuid,
+            seen,
+            labels,
+            workload,
+            has_slot: !workload.deleting && (1..=workload.spec.slots()).contains(&labels.slot),
+        })
+    };
+    let mut strangers: Vec<_> = seen.instances.iter().filter_map(stranger).collect();
     if !strangers.is_empty() {
         let wanted = state.instances.values().filter(|instance| instance.wanted);
         let taken: BTreeSet<_> = wanted.map(|one| (one.workload.as_str(), one.slot)).collect();
