@@ -261,16 +261,13 @@ impl Payload for StartPayload {
     const KIND: FrameKind = Command::START.kind();
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
-        let documents: Vec<_> = yaml::documents(payload).take(3).collect();
+        let mut documents: Vec<_> = yaml::documents(payload).take(3).collect();
         let (command, start) = find_command(documents.iter().copied())?;
-        let mut others = documents
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| *index != command)
-            .map(|(_, document)| {
-                let kept = || RawDocument(Bytes::copy_from_slice(document.bytes));
-                (!document.bytes.is_empty()).then(kept)
-            });
+        documents.remove(command);
+        let mut others = documents.iter().map(|document| {
+            let kept = || RawDocument(Bytes::copy_from_slice(document.bytes));
+            (!document.bytes.is_empty()).then(kept)
+        });
         let (first, second) = (others.next(), others.next());
         let (user_data, meta_data) = match second {
             Some(second) => (first.flatten(), second),

@@ -326,12 +326,12 @@ impl Template {
             (TEMPLATE_LABEL.to_owned(), self.digest()),
         ]);
         // `Spec::check` has refused texts with markers of documents, so this cannot fail.
-        let raw =
-            |text: &str| (!text.is_empty()).then(|| RawDocument::new(text.to_owned().into_bytes()).ok());
+        let raw = |text: &str| RawDocument::new(text.to_owned().into_bytes()).ok();
+        let given = |text: &str| raw(text).filter(|_| !text.is_empty());
         StartPayload {
             start,
-            user_data: raw(&self.user_data).flatten(),
-            meta_data: raw(&self.meta_data).flatten(),
+            user_data: given(&self.user_data),
+            meta_data: given(&self.meta_data),
         }
     }
 }
