@@ -11,9 +11,9 @@ use ssntp::payload::{self, FrameTrace, Id};
 use ssntp::proto::FrameKind;
 use ssntp_payload::{InstanceState, NodeStatus, NodeType};
 
-/// A change of a controller's view. Displayed as a sentence; the derive for that makes it an error type, too. Serialized for programs: the key
-/// `event` is the name of the variant in snake case, and the other keys are the UUIDs, states and
-/// addresses of the change.
+/// A change of a controller's view. Displayed as a sentence, by a derive that makes it an error type as well.
+/// Serialized for programs: the key `event` is the name of the variant in snake case, and the other keys are the
+/// UUIDs, states and addresses of the change.
 #[derive(Clone, Debug, Error, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
