@@ -90,10 +90,7 @@ impl Shared {
                 }
                 // `Closed` is handled below. There are no requests, because none are registered.
                 Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    let State { orders, view, .. } = &mut *locked(&self.state);
-                    orders.handle_deadline(now(), view);
-                }
+                Err(RecvTimeoutError::Timeout) => locked(&self.state).handle_deadline(now()),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -212,6 +209,10 @@ impl State {
         // Once a scheduler has said that none leads, no silence counts.
         let counted = self.view.leader().is_none() && complete(&self.view, quiet).is_ok();
         self.view.had_leader() || counted
+    }
+
+    fn handle_deadline(&mut self, now: Instant) {
+        self.orders.handle_deadline(now, &self.view);
     }
 
     fn handle(&mut self, changes: Vec<Change>) {
