@@ -139,8 +139,8 @@ pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Val
         }
         Err(OrderError::Failed(failed)) => {
             value["reason"] = failed.reason.as_str().into();
-            value["node"] = failed.node.as_str().into();
-            value["detail"] = failed.detail.as_str().into();
+            value["node"] = failed.subject.node_uuid.as_str().into();
+            value["detail"] = failed.subject.detail.as_str().into();
         }
         _ => {}
     }
