@@ -20,18 +20,10 @@ const ATTEMPTS: usize = 3;
 /// The time limit for queueing a document, and for writing it: a call may be under way.
 const WRITING: Duration = Duration::from_secs(5);
 
-/// What the thread is asked to do, with the receiver of the result.
-#[derive(Debug)]
-enum ThreadRequest {
-    /// To read the shared state.
-    Wake,
-    /// To read the engine.
-    Read(Sender<Result<u64, EngineError>>),
-    /// To write a document on a condition.
-    Write(Request, Sender<Result<u64, EngineError>>),
-    /// To write a document, by name, as the leader.
-    Lead(String, Vec<u8>, Sender<Result<u64, EngineError>>),
-}
+/// What the thread is asked to do with the engine, and the receiver of the result; `None` if it only has to read the
+/// shared state.
+type ThreadRequest = Option<(Task, Sender<Result<u64, EngineError>>)>;
+type Task = Box<dyn FnOnce(&mut Machine, &mut dyn Engine) -> Result<u64, EngineError> + Send>;
 
 /// The state that the thread shares with the handles. The thread reads it after each request, so the other
 /// requests need no room in the queue.
@@ -129,7 +121,7 @@ impl Documents {
     /// Makes the thread read the shared state.
     fn wake(&self) {
         // If the queue is full, the thread reads the state after one of the queued requests.
-        let _ = self.requests.try_send(ThreadRequest::Wake);
+        let _ = self.requests.try_send(None);
     }
 
     /// Reads the engine, which the thread does each second anyway. Blocks until the owner's `changed` has the answer, for
@@ -138,7 +130,7 @@ impl Documents {
     /// # Errors
     /// The error of the engine.
     pub fn read(&self) -> Result<(), EngineError> {
-        self.ask(ThreadRequest::Read).map(drop)
+        self.ask(read).map(drop)
     }
 
     /// Writes a document, and returns its new revision. Blocks until the engine has answered, for at
@@ -154,7 +146,7 @@ impl Documents {
             lease: None,
             when,
         };
-        self.ask(|reply| ThreadRequest::Write(request, reply))
+        self.ask(move |_, engine| write(engine, &request))
     }
 
     /// Writes a document as the leader, whatever the engine has there: only the leader writes it. It is
@@ -165,13 +157,14 @@ impl Documents {
     /// the document all the time; else the error of the engine. After an
     /// [unknown](EngineError::is_unknown) outcome the document may or may not be written.
     pub fn write_as_leader(&self, name: &str, text: &[u8]) -> Result<(), EngineError> {
-        let request = |reply| ThreadRequest::Lead(name.to_owned(), text.to_vec(), reply);
-        self.ask(request).map(drop)
+        let (name, text) = (name.to_owned(), text.to_vec());
+        let task = move |machine: &mut Machine, engine: &mut dyn Engine| lead(machine, engine, &name, &text);
+        self.ask(task).map(drop)
     }
 
     fn ask(
         &self,
-        request: impl FnOnce(Sender<Result<u64, EngineError>>) -> ThreadRequest,
+        task: impl FnOnce(&mut Machine, &mut dyn Engine) -> Result<u64, EngineError> + Send + 'static,
     ) -> Result<u64, EngineError> {
         let (reply, answer) = bounded(1);
         let why = |has_ended| {
@@ -183,7 +176,9 @@ impl Documents {
         };
         // One deadline for both waits, so that the whole call ends in time.
         let end = deadline(WRITING);
-        let sent = self.requests.send_timeout(request(reply), remaining(end));
+        let sent = self
+            .requests
+            .send_timeout(Some((Box::new(task), reply)), remaining(end));
         // The thread does not have the request, so it is not carried out.
         sent.map_err(|e| EngineError::Refused(why(matches!(e, SendTimeoutError::Disconnected(_)))))?;
         let answer = answer.recv_timeout(remaining(end));
@@ -221,19 +216,10 @@ fn serve(
         if shared.leaves.load(Ordering::Acquire) {
             break;
         }
-        let written = match request {
-            Ok(ThreadRequest::Write(request, reply)) => Some((reply, write(&mut *engine, &request))),
-            Ok(ThreadRequest::Lead(name, text, reply)) => {
-                Some((reply, lead(&machine, &mut *engine, &name, &text)))
-            }
-            Ok(ThreadRequest::Read(reply)) => {
-                let read = read(&mut machine, &mut *engine);
-                publish(machine.view());
-                Some((reply, read))
-            }
-            Ok(ThreadRequest::Wake) | Err(_) => None,
-        };
-        if let Some((reply, result)) = written {
+        if let Ok(Some((task, reply))) = request {
+            let result = task(&mut machine, &mut *engine);
+            // The owner has what was read before the caller goes on.
+            publish(machine.view());
             let _ = reply.send(result);
             machine.reread();
         }
