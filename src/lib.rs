@@ -138,8 +138,8 @@ pub mod transport {
     pub use ssntp_transport::memory;
     pub use ssntp_transport::tls::{CertificateFault, TlsError};
     pub use ssntp_transport::{
-        Address, AddressError, BudgetFigures, DispatcherFigures, KeepAlive, Limits, PeerAddress,
-        ProcessFigures, Target, TcpOptions, now,
+        Address, AddressError, BudgetFigures, DispatcherFigures, Limits, PeerAddress, ProcessFigures, Target,
+        TcpOptions, now,
     };
 }
 pub use ssntp_pki as pki;

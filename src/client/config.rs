@@ -272,7 +272,7 @@ impl ClientConfig {
         /// each event, and has room for 1,048,576 events at most. Default: 1024 events, 64 MiB.
         inbound: Limits;
 
-        /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
+        /// TCP options. Default: see [`TcpOptions`].
         tcp: TcpOptions;
 
         /// The time after which a session counts as lost if the server takes none of the data

@@ -280,7 +280,7 @@ impl ServerConfig {
         /// answers TCP's own probes. At least 30 s. Default: none.
         idle_limit: Duration;
 
-        /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
+        /// TCP options. Default: see [`TcpOptions`].
         tcp: TcpOptions;
 
         /// The grace period: the longest time for sending the queues at a stop. Default: 1 s.

@@ -192,7 +192,6 @@ fn a_client_that_is_paused_for_longer_than_its_system_waits_keeps_its_session() 
         .address(address)
         .tcp(ssntp::transport::TcpOptions {
             unacknowledged: Some(UNACKNOWLEDGED),
-            ..Default::default()
         });
     let client = ssntp::Client::connect(config).unwrap();
     assert!(matches!(

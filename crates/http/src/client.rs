@@ -48,9 +48,7 @@ impl Connection {
         max_body: usize,
         deadline: Instant,
     ) -> io::Result<Self> {
-        // A call waits for seconds at most, so keep-alive probes of the system are not needed.
         let options = TcpOptions {
-            keep_alive: None,
             unacknowledged: Some(Duration::from_secs(5)),
         };
         let target = Target::Address(address.clone());

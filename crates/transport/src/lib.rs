@@ -88,7 +88,7 @@ pub use self::outbox::{Limits, Outbox, OutboxCounters, PushError};
 pub use self::printable::{Excerpt, cut, excerpt, excerpt_bytes, printable, printable_json};
 pub use self::replace::{directory, replace, replace_with_mode};
 pub use self::socket::{
-    Address, AddressError, Cancel, Duplex, KeepAlive, Listener, PeerAddress, Target, TcpOptions, connect_tcp,
+    Address, AddressError, Cancel, Duplex, Listener, PeerAddress, Target, TcpOptions, connect_tcp,
     connect_unix, connect_unless, is_timeout, memory,
 };
 pub use self::stream::{

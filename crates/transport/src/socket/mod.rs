@@ -35,5 +35,5 @@ pub use self::duplex::{Duplex, PeerAddress, is_timeout};
 pub(crate) use self::duplex::{WriteHalf, write_all};
 pub use self::listener::Listener;
 pub use self::target::Target;
-pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp, connect_unless};
+pub use self::tcp::{TcpOptions, connect_tcp, connect_unless};
 pub use self::unix::connect_unix;

@@ -13,35 +13,12 @@ use super::duplex::Duplex;
 use super::lookup;
 use crate::host::{deadline, left};
 
-/// The kernel's probes of a silent connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeepAlive {
-    /// The time of silence before the first probe.
-    pub idle: Duration,
-    /// The time between probes.
-    pub interval: Duration,
-    /// The number of unanswered probes after which the connection is dead.
-    pub probes: u32,
-}
-
-impl Default for KeepAlive {
-    /// 30 s of silence, then 3 probes 10 s apart.
-    fn default() -> Self {
-        Self {
-            idle: Duration::from_secs(30),
-            interval: Duration::from_secs(10),
-            probes: 3,
-        }
-    }
-}
-
 /// Options of every TCP connection. TCP_NODELAY is always on, because frames are coalesced
-/// before they reach the socket. The congestion control is the system's. Only what is dialled or listened at
+/// before they reach the socket. After 30 s of silence the kernel probes the peer, which is dead after three probes
+/// 10 s apart. The congestion control is the system's. Only what is dialled or listened at
 /// by a loopback address has Linux's `reno`, which does not pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpOptions {
-    /// Keep-alive probes; `None` turns them off. Default: see [`KeepAlive`].
-    pub keep_alive: Option<KeepAlive>,
     /// The time that sent data may stay unacknowledged before the connection counts as dead
     /// (TCP_USER_TIMEOUT). Default: 30 s.
     pub unacknowledged: Option<Duration>,
@@ -50,7 +27,6 @@ pub struct TcpOptions {
 impl Default for TcpOptions {
     fn default() -> Self {
         Self {
-            keep_alive: Some(KeepAlive::default()),
             unacknowledged: Some(Duration::from_secs(30)),
         }
     }
@@ -59,16 +35,11 @@ impl Default for TcpOptions {
 impl TcpOptions {
     pub(crate) fn apply(&self, socket: &Socket) -> io::Result<()> {
         socket.set_tcp_nodelay(true)?;
-        match self.keep_alive {
-            Some(k) => {
-                let keep_alive = TcpKeepalive::new()
-                    .with_time(k.idle)
-                    .with_interval(k.interval)
-                    .with_retries(k.probes);
-                socket.set_tcp_keepalive(&keep_alive)?;
-            }
-            None => socket.set_keepalive(false)?,
-        }
+        let probes = TcpKeepalive::new()
+            .with_time(Duration::from_secs(30))
+            .with_interval(Duration::from_secs(10))
+            .with_retries(3);
+        socket.set_tcp_keepalive(&probes)?;
         socket.set_tcp_user_timeout(self.unacknowledged)
     }
 }
