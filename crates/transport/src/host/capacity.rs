@@ -39,41 +39,23 @@ struct Cost {
     reserved: u64,
 }
 
-const DESCRIPTORS: Cost = Cost {
-    session: 1,
-    handshake: 1,
-    fixed: 16,
-    most_spare: 128,
-    reserved: 0,
-};
+const DESCRIPTORS: Cost = Cost::of(1, 1, 16, 128);
 
-const TASKS: Cost = Cost {
-    session: THREADS_PER_SESSION,
-    handshake: 1,
-    fixed: 16,
-    most_spare: 1000,
-    reserved: 0,
-};
+const TASKS: Cost = Cost::of(THREADS_PER_SESSION, 1, 16, 1000);
 
 /// Memory mappings: four for each thread. The limit is the process's own. The fixed part is for 16 heap
 /// arenas and large buffers.
-const MAPPINGS: Cost = Cost {
-    session: 4 * THREADS_PER_SESSION,
-    handshake: 4,
-    fixed: 250,
-    most_spare: 0,
-    reserved: 0,
-};
+const MAPPINGS: Cost = Cost::of(4 * THREADS_PER_SESSION, 4, 250, 0);
 
 impl Cost {
-    /// A limit of this kind. `None` if it is not set.
-    fn limit(self, name: &'static str, value: Option<u64>, used: u64) -> Option<Limit> {
-        Some(Limit {
-            name,
-            value: value?,
-            used,
-            cost: self,
-        })
+    const fn of(session: u64, handshake: u64, fixed: u64, most_spare: u64) -> Self {
+        Self {
+            session,
+            handshake,
+            fixed,
+            most_spare,
+            reserved: 0,
+        }
     }
 }
 
@@ -95,24 +77,15 @@ fn arenas() -> u64 {
 /// stack, guard pages and some memory.
 fn address_space() -> Cost {
     Cost {
-        session: 400,
-        handshake: 2304,
-        fixed: 16 * 1024,
-        most_spare: ARENA,
         reserved: arenas().saturating_mul(ARENA),
+        ..Cost::of(400, 2304, 16 * 1024, ARENA)
     }
 }
 
 /// Memory in KiB, beside the queues. An idle session takes 26 KiB, and 33 more while it holds a part of a
 /// TLS record and of a frame, of which it may hold a record without a reservation (`flow::UNRESERVED`). A
 /// handshake has a stack and the state of TLS. A server without sessions takes 8 MiB in addition to the memory of its program.
-const MEMORY: Cost = Cost {
-    session: 64,
-    handshake: 128,
-    fixed: 8 * 1024,
-    most_spare: ARENA,
-    reserved: 0,
-};
+const MEMORY: Cost = Cost::of(64, 128, 8 * 1024, ARENA);
 
 /// One limit of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,11 +176,12 @@ impl Room {
     /// There is no room for `asked` sessions, or for a single one. The text names the setting, its value,
     /// and the value that is needed.
     pub fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
-        let room = Self::of_this_system(handshakes, |resource| match resource {
+        let limits = limits(|resource| match resource {
             // A soft limit of the address space is set on purpose, so it is not raised.
             Resource::As => getrlimit(resource).current,
             _ => raise(resource),
         });
+        let room = Self::of(limits, handshakes.max(1));
         let sessions = room.admit(asked)?;
         let crowded = room.tightest.as_ref().and_then(Limit::crowded);
         for why in room.few(asked).into_iter().chain(crowded) {
@@ -217,12 +191,6 @@ impl Room {
             info!(target: target, "{} handshakes at a time, not {}: {}", room.handshakes, room.wanted, room.limit());
         }
         Ok(Self { sessions, ..room })
-    }
-
-    /// Reads the system's limits, for `handshakes` handshakes beside the sessions. `limit` reads the limits of
-    /// the process.
-    fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
-        Self::of(limits(limit), handshakes.max(1))
     }
 
     fn of(limits: Vec<Limit>, wanted: usize) -> Self {
@@ -283,7 +251,7 @@ impl Room {
     }
 }
 
-/// All limits that are set.
+/// All limits that are set. `limit` reads those of the process.
 fn limits(limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     let sysctl = |name| number(&Path::new("/proc/sys").join(name));
     let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
@@ -295,16 +263,40 @@ fn limits(limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     let processes = limit(Resource::Nproc);
     let (pids, in_group) = pids(Path::new("/")).unzip();
     let limits = [
-        DESCRIPTORS.limit("the open files limit (ulimit -n)", files, open),
-        address_space().limit("the address space limit (ulimit -v)", space, mapped),
-        MEMORY.limit("three quarters of the memory in KiB", memory_beside_queues(), 0),
-        MAPPINGS.limit("vm.max_map_count", sysctl("vm/max_map_count"), maps),
-        TASKS.limit("kernel.pid_max", sysctl("kernel/pid_max"), tasks),
-        TASKS.limit("kernel.threads-max", sysctl("kernel/threads-max"), tasks),
-        TASKS.limit("the user processes limit (ulimit -u)", processes, own),
-        TASKS.limit("pids.max of the control group", pids, in_group.unwrap_or(0)),
+        ("the open files limit (ulimit -n)", DESCRIPTORS, files, open),
+        (
+            "the address space limit (ulimit -v)",
+            address_space(),
+            space,
+            mapped,
+        ),
+        (
+            "three quarters of the memory in KiB",
+            MEMORY,
+            memory_beside_queues(),
+            0,
+        ),
+        ("vm.max_map_count", MAPPINGS, sysctl("vm/max_map_count"), maps),
+        ("kernel.pid_max", TASKS, sysctl("kernel/pid_max"), tasks),
+        ("kernel.threads-max", TASKS, sysctl("kernel/threads-max"), tasks),
+        ("the user processes limit (ulimit -u)", TASKS, processes, own),
+        (
+            "pids.max of the control group",
+            TASKS,
+            pids,
+            in_group.unwrap_or(0),
+        ),
     ];
-    limits.into_iter().flatten().collect()
+    let set = limits.into_iter().filter_map(|(name, cost, value, used)| {
+        let value = value?;
+        Some(Limit {
+            name,
+            value,
+            used,
+            cost,
+        })
+    });
+    set.collect()
 }
 
 /// The address space in use, in KiB.
@@ -397,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_system_has_room_for_some_sessions_and_names_its_limit() {
-        let room = Room::of_this_system(16, |resource| getrlimit(resource).maximum);
+        let room = Room::of(limits(|resource| getrlimit(resource).maximum), 16);
         assert_eq!(room.admit(None), Ok(room.sessions));
         assert!(room.limit().contains(" = "), "{}", room.limit());
     }
