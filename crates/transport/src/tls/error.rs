@@ -85,27 +85,43 @@ pub(super) fn objection(error: &rustls::Error) -> Option<String> {
     }
 }
 
+/// The text of a certificate's fault, which rustls prints as the name of a variant, or with times since 1970.
 fn of_certificate(fault: &CertificateError, whose: &str) -> String {
-    match (fault, words(fault)) {
+    use CertificateError as E;
+    let words: &str = match fault {
         // rustls prints the Debug form of an error of the caller's check.
-        (CertificateError::Other(fault), _) => of_other(fault),
-        (
-            CertificateError::UnsupportedSignatureAlgorithmContext {
-                signature_algorithm_id: id,
-                ..
-            }
-            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
-                signature_algorithm_id: id,
-                ..
-            },
-            _,
-        ) => format!(
-            "{whose} certificate has a signature by {}, which is not supported here",
-            algorithm(id)
-        ),
-        (_, Some(words)) => format!("{whose} certificate {words}"),
-        (_, None) => in_words(&rustls::Error::from(fault.clone()).to_string()),
-    }
+        E::Other(fault) => return of_other(fault),
+        E::UnsupportedSignatureAlgorithmContext {
+            signature_algorithm_id: id,
+            ..
+        }
+        | E::UnsupportedSignatureAlgorithmForPublicKeyContext {
+            signature_algorithm_id: id,
+            ..
+        } => {
+            let by = algorithm(id);
+            &format!("has a signature by {by}, which is not supported here")
+        }
+        // With the distance, so that a clock that is wrong is seen.
+        E::ExpiredContext { time, not_after } => {
+            let ago = time.as_secs().saturating_sub(not_after.as_secs());
+            &format!("has expired, {ago} s ago by the clock of this host")
+        }
+        E::NotValidYetContext { time, not_before } => {
+            let ahead = not_before.as_secs().saturating_sub(time.as_secs());
+            &format!("is not valid yet: it begins in {ahead} s by the clock of this host")
+        }
+        E::BadSignature => {
+            "is not signed by the authority that it names, or by an RSA key of fewer than 2048 bits"
+        }
+        E::UnknownIssuer => "comes from no authority that is trusted here",
+        E::Expired => "has expired",
+        E::NotValidYet => "is not valid yet",
+        E::Revoked => "is revoked",
+        E::NotValidForName | E::NotValidForNameContext { .. } => "does not hold the name that was dialled",
+        _ => return in_words(&rustls::Error::from(fault.clone()).to_string()),
+    };
+    format!("{whose} certificate {words}")
 }
 
 /// The name of an algorithm of signatures that is met and not supported, by the DER of its identifier.
@@ -164,35 +180,6 @@ fn in_words(text: &str) -> String {
         spread
     };
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
-}
-
-/// The text of a certificate's fault that rustls prints as the name of a variant, or with times since 1970.
-fn words(fault: &CertificateError) -> Option<String> {
-    let words = match fault {
-        // With the distance, so that a clock that is wrong is seen.
-        CertificateError::ExpiredContext { time, not_after } => {
-            let ago = time.as_secs().saturating_sub(not_after.as_secs());
-            return Some(format!("has expired, {ago} s ago by the clock of this host"));
-        }
-        CertificateError::NotValidYetContext { time, not_before } => {
-            let ahead = not_before.as_secs().saturating_sub(time.as_secs());
-            return Some(format!(
-                "is not valid yet: it begins in {ahead} s by the clock of this host"
-            ));
-        }
-        CertificateError::BadSignature => {
-            "is not signed by the authority that it names, or by an RSA key of fewer than 2048 bits"
-        }
-        CertificateError::UnknownIssuer => "comes from no authority that is trusted here",
-        CertificateError::Expired => "has expired",
-        CertificateError::NotValidYet => "is not valid yet",
-        CertificateError::Revoked => "is revoked",
-        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "does not hold the name that was dialled"
-        }
-        _ => return None,
-    };
-    Some(words.to_owned())
 }
 
 impl From<io::Error> for TlsError {

@@ -58,8 +58,6 @@ use crate::stream::{BufferPool, Halves};
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
-    /// The same configuration with tickets, if they are allowed.
-    resuming: Option<Arc<ServerConfig>>,
     /// The check of clients. `None` if they need no certificate, or if the caller made the configuration.
     clients: Option<Arc<dyn CheckClients>>,
     /// A protocol whose clients need no certificate, and its configuration.
@@ -121,7 +119,6 @@ impl Acceptor {
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
         Self {
             config,
-            resuming: None,
             clients: None,
             unproven: None,
         }
@@ -134,13 +131,11 @@ impl Acceptor {
     /// # Errors
     /// The key for the tickets cannot be made.
     pub fn resumption(mut self, allowed: bool) -> Result<Self, TlsError> {
-        self.resuming = None;
         if allowed {
-            let mut config = ServerConfig::clone(&self.config);
+            let config = Arc::make_mut(&mut self.config);
             // One is enough: a client gets a new one in each session.
             config.send_tls13_tickets = 1;
             config.ticketer = crypto::ticketer().map_err(|e| TlsError::Configuration(e.to_string()))?;
-            self.resuming = Some(Arc::new(config));
         }
         Ok(self)
     }
@@ -149,13 +144,8 @@ impl Acceptor {
     /// client that offers others only is refused. Default: none, and offers of clients are ignored.
     #[must_use]
     pub fn protocols(mut self, protocols: &[&[u8]]) -> Self {
-        let named: Vec<_> = protocols.iter().map(|name| name.to_vec()).collect();
-        for config in [Some(&mut self.config), self.resuming.as_mut()]
-            .into_iter()
-            .flatten()
-        {
-            Arc::make_mut(config).alpn_protocols.clone_from(&named);
-        }
+        let named = protocols.iter().map(|name| name.to_vec());
+        Arc::make_mut(&mut self.config).alpn_protocols = named.collect();
         self
     }
 
@@ -189,7 +179,7 @@ impl Acceptor {
         pool: &BufferPool,
         deadline: Instant,
     ) -> Result<Secured, TlsError> {
-        let mut config = self.resuming.as_ref().unwrap_or(&self.config);
+        let mut config = &self.config;
         let mut incoming = Ciphertext::new(pool.clone());
         let (protocol, unproven) = match &self.unproven {
             Some((protocol, unproven)) => (&protocol[..], Some(unproven)),

@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn an_acceptor_without_resumption_gives_no_tickets() {
         let mut cloud = Cloud::new();
-        cloud.acceptor = cloud.acceptor.resumption(false).unwrap();
+        cloud.acceptor = cloud.authority.acceptor().resumption(false).unwrap();
         let connector = cloud.connector(&cloud.authority.identity());
         session(&cloud.acceptor, &connector);
         assert!(!session(&cloud.acceptor, &connector).0.resumed);
