@@ -35,6 +35,7 @@ const LEAST_SHARE: u64 = 64 * 1024;
 #[derive(Clone)]
 pub struct Budget(Arc<Counted>);
 
+#[derive(Default)]
 struct Counted {
     limit: u64,
     /// The maximum that one reservation may have.
@@ -95,13 +96,8 @@ impl Budget {
         Self(Arc::new(Counted {
             limit,
             longest,
-            used: AtomicU64::new(0),
-            reserved: AtomicU64::new(0),
-            charged: AtomicU64::new(0),
             whole,
-            waiting: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
-            state: Mutex::default(),
+            ..Counted::default()
         }))
     }
 

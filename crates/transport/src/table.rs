@@ -15,10 +15,6 @@ const SLOT_BITS: u32 = 24;
 const SLOTS: u64 = 1 << SLOT_BITS;
 
 impl ConnectionId {
-    fn new(sequence: u64, slot: usize) -> Self {
-        Self(sequence << SLOT_BITS | slot as u64)
-    }
-
     /// The number of connections before this one.
     pub fn sequence(self) -> u64 {
         self.0 >> SLOT_BITS
@@ -53,7 +49,7 @@ impl Numbers {
         });
         debug_assert!((slot as u64) < SLOTS, "there are fewer threads than slots");
         self.sequence += 1;
-        ConnectionId::new(self.sequence, slot)
+        ConnectionId(self.sequence << SLOT_BITS | slot as u64)
     }
 
     /// Frees the slot of a connection that has ended and is in no table.

@@ -1,12 +1,12 @@
 //! One connection in its runner's table.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Admitted, Core, DispatchEvent, Events};
+use crate::deadlines::Deadlines;
 use crate::flow::Credit;
 use crate::host::after;
 use crate::link::Link;
@@ -49,8 +49,8 @@ pub(super) struct Connections<T> {
     pub(super) table: Table<Connection<T>>,
     /// The time that an ending connection has to send its queue.
     parting: Duration,
-    /// The times at which ending connections are aborted, earliest first.
-    cut_off: VecDeque<(Instant, ConnectionId)>,
+    /// The times at which ending connections are aborted.
+    cut_off: Deadlines<ConnectionId>,
 }
 
 impl<T: Threads> Connections<T> {
@@ -58,7 +58,7 @@ impl<T: Threads> Connections<T> {
         Self {
             table: Table::default(),
             parting,
-            cut_off: VecDeque::new(),
+            cut_off: Deadlines::default(),
         }
     }
 
@@ -91,8 +91,7 @@ impl<T: Threads> Connections<T> {
         // The time runs from the first end. Otherwise a peer could postpone its end with each
         // further cause of an end.
         if !std::mem::replace(&mut entry.ending, true) {
-            // All have the same time limit, so the list stays sorted.
-            self.cut_off.push_back((after(now, self.parting), id));
+            self.cut_off.set(id, after(now, self.parting));
         }
         if abort {
             entry.abort();
@@ -138,29 +137,19 @@ impl<T: Threads> Connections<T> {
     }
 
     fn remove(&mut self, id: ConnectionId) -> Option<Connection<T>> {
-        let entry = self.table.remove(id)?;
-        // Removing from the front is enough to bound the list by the number of ends within `parting`. A
-        // search for an entry in the middle would cost more than it frees.
-        while let Some((_, id)) = self.cut_off.front()
-            && !self.table.contains(*id)
-        {
-            self.cut_off.pop_front();
-        }
-        Some(entry)
+        self.cut_off.clear(&id);
+        self.table.remove(id)
     }
 
     /// The time at which the next ending connection is aborted.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.cut_off.front().map(|(at, _)| *at)
+        self.cut_off.next()
     }
 
     /// Aborts connections that have not sent their queue in time. Otherwise a peer that takes a
     /// byte now and then would keep its connection forever.
     pub(super) fn tick(&mut self, now: Instant) {
-        while let Some((at, id)) = self.cut_off.front().copied()
-            && at <= now
-        {
-            self.cut_off.pop_front();
+        while let Some(id) = self.cut_off.pop(now) {
             if let Some(entry) = self.table.get(id) {
                 entry.abort();
             }

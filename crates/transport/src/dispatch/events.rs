@@ -99,9 +99,8 @@ impl<T> Clone for Events<T> {
 
 impl<T> Events<T> {
     /// Sends an event. Blocks while the channel is full.
-    pub fn send(&self, event: T) -> Result<(), SendError<T>> {
-        let sent = self.channel.send((event, now()));
-        sent.map_err(|SendError(sent)| SendError(sent.0))?;
+    pub fn send(&self, event: T) -> Result<(), SendError<(T, Instant)>> {
+        self.channel.send((event, now()))?;
         self.bell.0.ring();
         Ok(())
     }
@@ -122,12 +121,8 @@ impl<T> Events<T> {
     }
 
     /// Sends an event if the channel has room. Never blocks.
-    pub fn try_send(&self, event: T) -> Result<(), TrySendError<T>> {
-        let sent = self.channel.try_send((event, now()));
-        sent.map_err(|e| match e {
-            TrySendError::Full(sent) => TrySendError::Full(sent.0),
-            TrySendError::Disconnected(sent) => TrySendError::Disconnected(sent.0),
-        })?;
+    pub fn try_send(&self, event: T) -> Result<(), TrySendError<(T, Instant)>> {
+        self.channel.try_send((event, now()))?;
         self.bell.0.ring();
         Ok(())
     }

@@ -1,7 +1,5 @@
 //! Figures of a dispatcher's load.
 
-use std::time::Duration;
-
 use crate::histogram::Histogram;
 
 /// The load of a server's dispatcher.
@@ -16,8 +14,6 @@ pub struct DispatcherFigures {
     pub with_input: usize,
     /// The times that events waited in the channel.
     pub waits: Histogram,
-    /// The time that the request for these figures waited in the channel.
-    pub waited: Duration,
     /// The times that the oldest input of a connection had waited when its turn began.
     pub ages: Histogram,
     /// The processor time of its turns, without the sending that they cause. A turn is the input

@@ -321,12 +321,11 @@ impl<C: Core> Events<DispatchEvent<C>> {
         &self,
         look: impl FnOnce(&C, &View<'_, C::Item>) -> T + Send + 'static,
     ) -> Option<(T, DispatcherFigures)> {
-        let (asked, events) = (now(), self.len());
+        let events = self.len();
         let (reply, seen) = crossbeam_channel::bounded(1);
         let look = move |core: &C, view: &View<'_, C::Item>| {
             let dispatcher = DispatcherFigures {
                 events,
-                waited: now().saturating_duration_since(asked),
                 ..view.dispatcher
             };
             let _ = reply.send((look(core, view), dispatcher));

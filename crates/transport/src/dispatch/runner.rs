@@ -256,7 +256,6 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 max_events: EVENTS,
                 with_input: self.flow.with_input(),
                 waits: self.waits,
-                waited: Duration::ZERO,
                 ages: self.ages,
                 turns: self.turns,
             },

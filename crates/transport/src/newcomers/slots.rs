@@ -85,12 +85,6 @@ pub enum HandshakeState {
     Admitted,
 }
 
-impl HandshakeState {
-    fn is_under_way(self) -> bool {
-        matches!(self, Self::UnderWay | Self::InputComplete)
-    }
-}
-
 /// The progress of a handshake, and the time that it has waited for its peer.
 #[derive(Debug)]
 struct Progress {
@@ -115,7 +109,10 @@ impl Progress {
 
     /// The sum of all its waits, if it waits now and for too long.
     fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
-        if !self.state.is_under_way() {
+        if !matches!(
+            self.state,
+            HandshakeState::UnderWay | HandshakeState::InputComplete
+        ) {
             return None;
         }
         let waits = self.since.iter().flatten();

@@ -30,7 +30,8 @@ pub struct Listener {
 #[derive(Debug)]
 enum Bound {
     Tcp(Socket),
-    Unix(Socket, PathBuf, Option<FileId>),
+    /// With the socket's file, and the device and the inode of that.
+    Unix(Socket, PathBuf, Option<(u64, u64)>),
     Memory(MemoryListener),
 }
 
@@ -58,7 +59,7 @@ impl Listener {
             Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
             Address::Unix(path) => {
                 let socket = unix::listen(path, mode)?;
-                vec![Bound::Unix(socket, path.clone(), FileId::of(path))]
+                vec![Bound::Unix(socket, path.clone(), file_id(path))]
             }
         };
         Ok(bound.into_iter().map(|bound| Self::new(bound, options)).collect())
@@ -120,7 +121,7 @@ impl Listener {
         if let Bound::Unix(_, path, file) = &self.bound {
             // First, because the next server may use the path once this one does not listen, and its file
             // must not be removed; nor that of a server that has begun after somebody removed this one's.
-            if file.is_some() && FileId::of(path) == *file {
+            if file.is_some() && file_id(path) == *file {
                 let _ = std::fs::remove_file(path);
             }
         }
@@ -133,14 +134,9 @@ impl Listener {
 }
 
 /// The device and the inode of a file.
-#[derive(Debug, PartialEq, Eq)]
-struct FileId(u64, u64);
-
-impl FileId {
-    fn of(path: &Path) -> Option<Self> {
-        let file = std::fs::symlink_metadata(path).ok()?;
-        Some(Self(file.dev(), file.ino()))
-    }
+fn file_id(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 impl Drop for Listener {
