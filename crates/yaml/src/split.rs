@@ -75,16 +75,11 @@ impl<'a> Documents<'a> {
                 .iter()
                 .position(|b| *b == b'\n')
                 .map_or(rest.len(), |i| i + 1);
-            if line_start && let Some(marker) = Marker::of(&rest[..length]) {
+            if line_start && let Some((starts, used)) = marker(&rest[..length]) {
                 let bytes = &self.payload[start..at];
-                match marker {
-                    Marker::Start { text_at: Some(text) } => self.next = at + text,
-                    Marker::Start { text_at: None } | Marker::End => {
-                        self.next = at + length;
-                        self.line += 1;
-                    }
-                }
-                self.marked = Some(matches!(marker, Marker::Start { .. }));
+                self.next = at + used;
+                self.line += usize::from(used == length);
+                self.marked = Some(starts);
                 return Document { bytes, line };
             }
             at += length;
@@ -99,26 +94,18 @@ impl<'a> Documents<'a> {
     }
 }
 
-/// A line that separates documents.
-enum Marker {
-    /// `---`, with the offset of the text after it in the line.
-    Start { text_at: Option<usize> },
-    /// `...`
-    End,
-}
-
-impl Marker {
-    fn of(line: &[u8]) -> Option<Self> {
-        let (marker, rest) = line.split_at_checked(3)?;
-        if !rest.first().is_none_or(u8::is_ascii_whitespace) {
-            return None;
-        }
-        match marker {
-            b"---" if rest.trim_ascii().is_empty() => Some(Self::Start { text_at: None }),
-            b"---" => Some(Self::Start { text_at: Some(4) }),
-            b"..." => Some(Self::End),
-            _ => None,
-        }
+/// For a line that separates documents: true if it starts one (`---`) and false if it ends one (`...`), and the number of
+/// its bytes before the text that belongs to the next document.
+fn marker(line: &[u8]) -> Option<(bool, usize)> {
+    let (marker, rest) = line.split_at_checked(3)?;
+    if !rest.first().is_none_or(u8::is_ascii_whitespace) {
+        return None;
+    }
+    match marker {
+        b"---" if !rest.trim_ascii().is_empty() => Some((true, 4)),
+        b"---" => Some((true, line.len())),
+        b"..." => Some((false, line.len())),
+        _ => None,
     }
 }
 
@@ -126,7 +113,7 @@ impl Marker {
 pub fn first_marker(bytes: &[u8]) -> Option<usize> {
     let mut lines = bytes.split(|b| *b == b'\n');
     lines
-        .position(|line| Marker::of(line).is_some())
+        .position(|line| marker(line).is_some())
         .map(|index| index + 1)
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
+use granit_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, ErrorKind, Position, Segment};
@@ -256,7 +256,7 @@ impl<'a> Builder<'a> {
         let mut root = None;
         loop {
             let (event, span) = self.next()?;
-            let position = self.position(span);
+            let position = self.position(&span.start);
             let before = self.spent;
             let (node, height) = match event {
                 Event::StreamEnd => break,
@@ -404,23 +404,19 @@ impl<'a> Builder<'a> {
     }
 
     fn scan_error(&self, error: &ScanError) -> Error {
-        let mark = error.marker();
         let found = match error.kind() {
             granit_parser::ErrorKind::RecursionLimitExceeded => {
                 too_many("maps and lists inside each other", MAX_DEPTH as u64)
             }
             kind => syntax(&kind.to_string()),
         };
-        found.at(Position {
-            line: mark.line() + self.first_line - 1,
-            column: mark.col() + 1,
-        })
+        found.at(self.position(error.marker()))
     }
 
-    fn position(&self, span: Span) -> Position {
+    fn position(&self, mark: &Marker) -> Position {
         Position {
-            line: span.start.line() + self.first_line - 1,
-            column: span.start.col() + 1,
+            line: mark.line() + self.first_line - 1,
+            column: mark.col() + 1,
         }
     }
 }
