@@ -25,7 +25,7 @@ pub(crate) struct Lister(Issuer<'static, KeyPair>);
 
 impl Lister {
     pub(crate) fn of(authority: &Authority) -> Self {
-        let key = KeyPair::from_pem(authority.key_pem()).unwrap();
+        let key = KeyPair::from_pem(&authority.key_pem()).unwrap();
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         // The name of an authority by default.
@@ -39,7 +39,7 @@ impl Lister {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, name);
-        let key = KeyPair::from_pem(authority.key_pem()).unwrap();
+        let key = KeyPair::from_pem(&authority.key_pem()).unwrap();
         Self(Issuer::new(params, key))
     }
 
@@ -307,7 +307,7 @@ fn the_list_of_a_namesake_applies_only_to_its_own_certificates() {
     // The list of an authority is dropped with the authority.
     let alone = new.trust().with_revocation_lists(&Lister::of(&old).list(&[]));
     let issuer = old.info().subject.clone();
-    assert_eq!(fault(alone), Fault::RevocationListSignature { issuer });
+    assert_eq!(fault(alone), Fault::RevocationListSignature(issuer));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn lists_of_other_authorities_alone_are_refused_if_expiry_is_enforced() {
         .trust()
         .with_revocation_lists(&alone.enforce_expiry(true));
     let issuers = "\"O=strangers\"".to_owned();
-    assert_eq!(fault(refused), Fault::RevocationListsOfOthers { issuers });
+    assert_eq!(fault(refused), Fault::RevocationListsOfOthers(issuers));
     // With the list of a trusted authority, it may be that of an intermediate one.
     let own = Lister::of(&authority).der(&[]);
     let both = lists(&[foreign, own]).enforce_expiry(true);
@@ -575,7 +575,7 @@ fn an_authority_without_the_key_usage_signs_no_lists() {
     let issuer = "CN=root".to_owned();
     assert_eq!(
         fault(trust.with_revocation_lists(&root.lister.list(&[]))),
-        Fault::NotForRevocationLists { issuer }
+        Fault::NotForRevocationLists(issuer)
     );
 }
 
@@ -630,7 +630,7 @@ fn version_1(authority: &Authority, model: &CertificateInfo) -> Identity {
         }
     }
     let signed = tlv(0x30, &content);
-    let by = KeyPair::from_pem(authority.key_pem()).unwrap();
+    let by = KeyPair::from_pem(&authority.key_pem()).unwrap();
     let signature = [&[0][..], &by.sign(&signed).unwrap()].concat();
     let der = tlv(0x30, &[&signed, algorithm, &tlv(0x03, &signature)[..]].concat());
     let place = tempfile::tempdir().unwrap();

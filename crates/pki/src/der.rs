@@ -1,7 +1,7 @@
 //! Reading DER: certificates, revocation lists, their signatures, names, times and key
 //! usages.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::CertificateDer;
@@ -12,7 +12,6 @@ use x509_parser::asn1_rs::{Any, FromDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::error::X509Error;
 use x509_parser::extensions::{KeyUsage, ParsedExtension};
-use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
 use crate::error::Fault;
@@ -84,6 +83,14 @@ pub(crate) fn distinguished_name(name: &X509Name<'_>) -> String {
     printable(&name.to_string())
 }
 
+/// The fault of a revoked certificate.
+pub(crate) fn revoked(certificate: &X509Certificate<'_>) -> Fault {
+    Fault::Revoked {
+        subject: distinguished_name(certificate.subject()),
+        serial: hexadecimal(certificate.raw_serial()),
+    }
+}
+
 /// Bytes in hexadecimal, joined with colons.
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     // Written into one piece of memory: a server reads a certificate in each handshake, and many
@@ -97,17 +104,6 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
         text.extend([byte >> 4, byte & 15].into_iter().filter_map(digit));
     }
     text
-}
-
-/// A time in a certificate or a list. `None` if the system cannot represent it.
-pub(crate) fn moment(time: &ASN1Time) -> Option<SystemTime> {
-    let seconds = time.timestamp();
-    let distance = Duration::from_secs(seconds.unsigned_abs());
-    if seconds < 0 {
-        UNIX_EPOCH.checked_sub(distance)
-    } else {
-        UNIX_EPOCH.checked_add(distance)
-    }
 }
 
 /// A time in the form `2026-01-31T00:00:00Z`, in whole seconds, from the year 0 to 9999.
@@ -191,6 +187,8 @@ fn whole_bytes(bits: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -96,12 +96,9 @@ pub enum Fault {
     /// A SAN begins with `urn:uuid:` but is no UUID, is the nil UUID, or contradicts another one.
     #[error("the certificate's SAN {0:?} is no valid UUID, or contradicts another one")]
     BadUuid(String),
-    /// A certificate that should be an authority's is not one.
-    #[error("the certificate of {subject:?} is not a certificate authority's")]
-    NotAuthority {
-        /// The subject of the certificate.
-        subject: String,
-    },
+    /// A certificate that should be an authority's is not one: that of this subject.
+    #[error("the certificate of {0:?} is not a certificate authority's")]
+    NotAuthority(String),
 
     /// No section holds a revocation list.
     #[error("it holds no revocation list")]
@@ -109,19 +106,13 @@ pub enum Fault {
     /// The bytes are no revocation list, or a broken one, or one of an unsupported kind.
     #[error("not a revocation list: {0}")]
     BadRevocationList(String),
-    /// A revocation list has the name of a trusted authority but not its signature: it comes from
-    /// another authority of the same name, or was changed.
-    #[error("the revocation list of {issuer:?} is not signed by the trusted authority of that name")]
-    RevocationListSignature {
-        /// The issuer that the list names.
-        issuer: String,
-    },
-    /// An authority signed a revocation list, but its key usage lacks cRLSign.
-    #[error("{issuer:?} may not sign revocation lists: its key usage lacks cRLSign")]
-    NotForRevocationLists {
-        /// The issuer of the list.
-        issuer: String,
-    },
+    /// A revocation list has the name of a trusted authority, this issuer, but not its signature: it comes
+    /// from another authority of the same name, or was changed.
+    #[error("the revocation list of {0:?} is not signed by the trusted authority of that name")]
+    RevocationListSignature(String),
+    /// An authority, this issuer, signed a revocation list, but its key usage lacks cRLSign.
+    #[error("{0:?} may not sign revocation lists: its key usage lacks cRLSign")]
+    NotForRevocationLists(String),
     /// A newer revocation list is due, or the clock is wrong.
     #[error("the revocation list of {issuer:?} should have been replaced at {next_update}")]
     RevocationListOverdue {
@@ -131,13 +122,10 @@ pub enum Fault {
         next_update: String,
     },
 
-    /// Expiry of lists is enforced, and none of them is of a trusted authority, so they would check no
-    /// peer.
-    #[error("no revocation list is of a trusted authority, only of {issuers}: no peer would be checked")]
-    RevocationListsOfOthers {
-        /// The issuers of the lists.
-        issuers: String,
-    },
+    /// Expiry of lists is enforced, and none of them is of a trusted authority, but all of these issuers, so
+    /// they would check no peer.
+    #[error("no revocation list is of a trusted authority, only of {0}: no peer would be checked")]
+    RevocationListsOfOthers(String),
     /// A revocation list is older than the one in force, so certificates that were revoked in between
     /// would be accepted again.
     #[error(
@@ -196,12 +184,9 @@ pub enum Fault {
     /// An authority's own certificate is used as a peer's certificate.
     #[error("this is an authority's certificate; issue one for the peer itself")]
     AuthorityAsPeer,
-    /// No trusted authority issued the certificate.
-    #[error("the certificate was issued by {issuer:?}, which is not trusted")]
-    UnknownIssuer {
-        /// The issuer that the certificate names.
-        issuer: String,
-    },
+    /// No trusted authority issued the certificate; it names this issuer.
+    #[error("the certificate was issued by {0:?}, which is not trusted")]
+    UnknownIssuer(String),
     /// The shown chain has a gap, or ends below an authority that is not trusted.
     #[error(
         "the intermediate certificate of {subject:?} was issued by {issuer:?}, which is neither shown nor trusted"
@@ -289,12 +274,9 @@ pub enum BadRequest {
     /// A start before 1970 or after 9999.
     #[error("a lifetime begins between 1970 and 9999")]
     Start,
-    /// The authority expires before the lifetime begins.
-    #[error("the authority's own certificate expires at {not_after}, before the lifetime begins")]
-    AuthorityExpires {
-        /// The end of the authority's lifetime, in RFC 3339 form.
-        not_after: String,
-    },
+    /// The authority expires before the lifetime begins, at this time in RFC 3339 form.
+    #[error("the authority's own certificate expires at {0}, before the lifetime begins")]
+    AuthorityExpires(String),
     /// The mask has bits that are not a role.
     #[error("{0:#x} is not a role")]
     UnknownRole(u32),

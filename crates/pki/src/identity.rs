@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
+use crate::pem::Sections;
 use crate::role::Role;
 use crate::{der, limits, store};
 use ssntp_transport::provider;
@@ -102,7 +103,7 @@ impl Identity {
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
     pub fn from_pem(pem: &[u8], origin: &str) -> Result<Self, Error> {
-        let sections = store::Sections::read(pem).map_err(Error::content(origin))?;
+        let sections = Sections::read(pem).map_err(Error::content(origin))?;
         let chain = sections.certificates().map_err(Error::content(origin))?;
         let key = sections.key().map_err(Error::content(origin))?;
         Self::assemble(chain.to_vec(), key, origin, origin)?.check_usable(origin)

@@ -9,7 +9,6 @@ use rustls::server::ParsedCertificate;
 use uuid::Uuid;
 use x509_parser::extensions::GeneralName;
 use x509_parser::public_key::PublicKey;
-use x509_parser::time::ASN1Time;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 use crate::der::{self, authority_key, distinguished_name, hexadecimal, rfc3339};
@@ -79,9 +78,6 @@ impl CertificateInfo {
             Some(extension) => Names::read(&extension.value.general_names)?,
             None => Names::default(),
         };
-        let moment = |time: &ASN1Time| {
-            der::moment(time).ok_or_else(|| Fault::BadCertificate(format!("a lifetime at {time}")))
-        };
         Ok(Self {
             subject: distinguished_name(parsed.subject()),
             issuer: distinguished_name(parsed.issuer()),
@@ -90,8 +86,8 @@ impl CertificateInfo {
             uuid: names.uuid,
             hosts: names.hosts,
             other_names: names.others,
-            not_before: moment(&parsed.validity().not_before)?,
-            not_after: moment(&parsed.validity().not_after)?,
+            not_before: parsed.validity().not_before.to_datetime().into(),
+            not_after: parsed.validity().not_after.to_datetime().into(),
             key: key_kind(parsed.public_key()),
             is_authority: constraints.is_some_and(|extension| extension.value.ca),
             // Without an extended key usage, TLS allows every usage.
@@ -163,10 +159,9 @@ impl CertificateInfo {
         }
     }
 
-    /// True if the key of this certificate made the signature of that one.
-    pub(crate) fn has_signed(&self, certificate: &CertificateDer<'_>) -> bool {
-        self.public_key()
-            .is_ok_and(|key| der::is_signed_by(certificate, key))
+    /// True if the key of this certificate made the signature of that certificate or revocation list.
+    pub(crate) fn has_signed(&self, der: &[u8]) -> bool {
+        self.public_key().is_ok_and(|key| der::is_signed_by(der, key))
     }
 
     /// The public key (SubjectPublicKeyInfo) in DER.

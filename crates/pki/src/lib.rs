@@ -28,13 +28,7 @@
 //! | `der` | reading DER, for the other files |
 //! | `store` | files of certificates and keys in PEM, [`load_certificates`] |
 //! | `pem` | PEM texts, cut into sections |
-//! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
-//! | `issue` | `Authority` and its certificates (feature `issue`) |
-//! | `issuer` | `Issuer`: an authority for the roles of nodes; `SigningRequest` (feature `issue`) |
-//! | `token` | `JoinToken`, `StoredToken`, `JoinRefusal` (feature `issue`) |
-//! | `records` | `EnrolmentRecords`: which nodes get certificates, and which are revoked (feature `issue`) |
-//! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
-//! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
+//! | `authority` | `Authority`, `Issuer`, `JoinToken` and what they sign (feature `issue`) |
 //! | `role` | [`Role`]: a set of roles |
 //! | `verifier` | what TLS checks of a peer's certificates, [`ServerCheck`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
@@ -63,35 +57,21 @@
 
 #![deny(missing_docs)]
 
+#[cfg(feature = "issue")]
+mod authority;
 mod der;
 mod eku;
 mod error;
 mod host;
 mod identity;
 mod inspect;
-#[cfg(feature = "issue")]
-mod issue;
-#[cfg(feature = "issue")]
-mod issuer;
 mod kept;
 mod limits;
 mod list;
 mod pem;
-#[cfg(feature = "issue")]
-mod records;
-#[cfg(feature = "issue")]
-mod renew;
-#[cfg(feature = "issue")]
-mod request;
 mod revocation;
-#[cfg(feature = "issue")]
-mod revoke;
 mod role;
-#[cfg(feature = "issue")]
-mod signing;
 mod store;
-#[cfg(feature = "issue")]
-mod token;
 mod trust;
 mod verifier;
 mod version_1;
@@ -104,30 +84,18 @@ pub use rustls::{
     sign::{CertifiedKey, SigningKey},
 };
 
+#[cfg(feature = "issue")]
+pub use self::authority::*;
 pub use self::der::{chain_from_der, rfc3339};
 pub use self::error::{BadRequest, Error, Fault};
 pub use self::host::{Host, ParseHostError};
 pub use self::identity::Identity;
 pub use self::inspect::CertificateInfo;
-#[cfg(feature = "issue")]
-pub use self::issue::{Authority, Issued};
-#[cfg(feature = "issue")]
-pub use self::issuer::{Enrolled, Issuer, SigningRequest, node_key, signing_request};
 pub use self::kept::KeptCertificate;
 pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
-#[cfg(feature = "issue")]
-pub use self::records::EnrolmentRecords;
-#[cfg(feature = "issue")]
-pub use self::renew::{RenewalRequest, Renewed};
-#[cfg(feature = "issue")]
-pub use self::request::{AuthorityRequest, CertificateRequest, KeyKind};
 pub use self::revocation::RevocationLists;
-#[cfg(feature = "issue")]
-pub use self::revoke::SignedRevocationList;
 pub use self::role::{ParseRoleError, Role};
 pub use self::store::load_certificates;
-#[cfg(feature = "issue")]
-pub use self::token::{JoinRefusal, JoinRequest, JoinToken, ParseTokenError, StoredToken};
 pub use self::trust::Trust;
 pub use self::verifier::ServerCheck;
 pub use ssntp_transport::{provider, sha256};

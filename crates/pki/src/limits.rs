@@ -1,7 +1,6 @@
 //! The limits that certificates of a chain set for each other and that webpki does not check: webpki
 //! knows neither roles nor key usages, and applies no limits of a trusted authority.
 
-use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 
@@ -40,28 +39,24 @@ impl TrustedIssuer {
     }
 }
 
-/// Checks the limits of a chain. The caller has to check the signatures. Some peers show trusted
-/// authorities as well, which count in no path.
+/// Checks the limits of a chain; trusted authorities must not be among the certificates after the first. The
+/// caller has to check the signatures.
 ///
 /// It is unknown here which of them are on the path to a trusted authority. So the limits of all shown
 /// certificates apply, and an additional certificate can never loosen a limit.
 pub(crate) fn check(
-    first: &CertificateDer<'_>,
-    intermediates: &[CertificateDer<'_>],
+    first: &X509Certificate<'_>,
+    between: &[X509Certificate<'_>],
     authorities: &[TrustedIssuer],
 ) -> Result<(), Fault> {
-    let first = der::certificate(first)?;
-    if !der::key_may(&first, KeyUsage::digital_signature)? {
+    if !der::key_may(first, KeyUsage::digital_signature)? {
         return Err(Fault::NotForSignatures);
     }
     check_key(&inspect::key_kind(first.public_key()))?;
-    let roles = eku::usages(&first)?.map_or(Role::NONE, eku::roles);
+    let roles = eku::usages(first)?.map_or(Role::NONE, eku::roles);
     let mut issuers = vec![first.issuer().as_raw()];
     let mut below = 0;
-    let parsed = intermediates.iter().map(|shown| der::certificate(shown));
-    let parsed: Vec<X509Certificate<'_>> = parsed.collect::<Result<_, _>>()?;
-    let is_trusted = |shown: &&X509Certificate<'_>| authorities.iter().any(|trusted| trusted.is(shown));
-    for issuer in parsed.iter().filter(|shown| !is_trusted(shown)) {
+    for issuer in between {
         check_issuer(issuer)?;
         if let Some(usages) = eku::usages(issuer)? {
             let given = eku::roles(usages);
@@ -104,9 +99,7 @@ pub(crate) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
     if der::key_may(issuer, KeyUsage::key_cert_sign)? {
         Ok(())
     } else {
-        Err(Fault::NotAuthority {
-            subject: der::distinguished_name(issuer.subject()),
-        })
+        Err(Fault::NotAuthority(der::distinguished_name(issuer.subject())))
     }
 }
 

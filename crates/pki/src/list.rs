@@ -16,6 +16,7 @@ use x509_parser::x509::{AlgorithmIdentifier, X509Name};
 use crate::der::{self, distinguished_name, hexadecimal, rfc3339};
 use crate::error::{BadRequest, Error, Fault};
 use crate::inspect::CertificateInfo;
+use crate::pem::Sections;
 use crate::store;
 use ssntp_transport::printable;
 
@@ -61,7 +62,7 @@ impl RevocationList {
         if !der::is_pem(bytes) && bytes.first() == Some(&SEQUENCE) {
             return Ok(vec![Self::from_der(&bytes.to_vec().into())?]);
         }
-        let lists = store::Sections::read(bytes)?.revocation_lists;
+        let lists = Sections::read(bytes)?.revocation_lists;
         if lists.is_empty() {
             Err(Fault::NoRevocationList)
         } else {
@@ -80,8 +81,7 @@ impl RevocationList {
         for entry in parts.entries() {
             let entry = entry?;
             is_understood &= entry.extensions().iter().all(of_entry);
-            // Read as a whole, so that `revoked` finds no broken entry.
-            serials.push(Revoked::read(&entry)?.serial);
+            serials.push(Revoked::read(&entry).serial);
         }
         serials.sort_unstable();
         serials.dedup();
@@ -95,8 +95,8 @@ impl RevocationList {
         Ok(Self {
             issuer: distinguished_name(&parts.issuer),
             number: number.flatten(),
-            this_update: moment(&parts.this_update)?,
-            next_update: parts.next_update.map(|time| moment(&time)).transpose()?,
+            this_update: parts.this_update.to_datetime().into(),
+            next_update: parts.next_update.map(|time| time.to_datetime().into()),
             der: list.as_ref().to_vec().into(),
             name: parts.issuer.as_raw().into(),
             is_understood,
@@ -109,9 +109,7 @@ impl RevocationList {
         let parts = Parts::read(&self.der);
         let entries = parts.iter().flat_map(Parts::entries);
         // No entry is broken, because the same bytes were read before.
-        entries
-            .filter_map(|entry| Revoked::read(&entry.ok()?).ok())
-            .collect()
+        entries.flatten().map(|entry| Revoked::read(&entry)).collect()
     }
 
     /// The number of certificates that it revokes.
@@ -255,10 +253,6 @@ fn bad(why: impl fmt::Display) -> Fault {
     Fault::BadRevocationList(printable(&why.to_string()))
 }
 
-fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
-    der::moment(time).ok_or_else(|| Fault::BadRevocationList(format!("a time at {time}")))
-}
-
 /// 2.5.29.27: the list holds only changes to another list.
 const CHANGES_ONLY: [u8; 3] = [0x55, 0x1d, 0x1b];
 
@@ -305,17 +299,17 @@ impl Revoked {
         Self { serial, time, reason }
     }
 
-    fn read(entry: &RevokedCertificate<'_>) -> Result<Self, Fault> {
+    fn read(entry: &RevokedCertificate<'_>) -> Self {
         let mut extensions = entry.extensions().iter();
         let reason = extensions.find_map(|extension| match extension.parsed_extension() {
             ParsedExtension::ReasonCode(code) => Some(RevocationReason(code.0)),
             _ => None,
         });
-        Ok(Self {
+        Self {
             serial: Serial::of(entry.raw_serial()),
-            time: moment(&entry.revocation_date)?,
+            time: entry.revocation_date.to_datetime().into(),
             reason: reason.unwrap_or_default(),
-        })
+        }
     }
 
     /// [`time`](Self::time) in RFC 3339 form.

@@ -13,72 +13,148 @@ use rustls_pemfile::{Item, read_one_from_slice};
 use crate::error::Fault;
 use ssntp_transport::excerpt;
 
-/// One section of a PEM text.
-pub(crate) struct Section {
-    pub(crate) content: Content,
-    /// The section with its first and its last line, without a byte order mark.
-    pub(crate) text: String,
+/// The content of a PEM text: its sections by kind, in their order. Parameters and public keys are left out, because
+/// nothing here needs them.
+#[derive(Default)]
+pub(crate) struct Sections {
+    pub(crate) certificates: Vec<CertificateDer<'static>>,
+    pub(crate) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
+    pub(crate) requests: Vec<CertificateSigningRequestDer<'static>>,
+    keys: Vec<PrivateKeyDer<'static>>,
+    /// True if a key is encrypted.
+    pub(crate) encrypted: bool,
+    /// The encrypted keys in PKCS#8, as PEM. Those in the old form, with `Proc-Type`, are not supported.
+    sealed: Vec<String>,
 }
 
-pub(crate) enum Content {
-    Certificate(CertificateDer<'static>),
-    List(CertificateRevocationListDer<'static>),
-    #[cfg_attr(
-        not(feature = "issue"),
-        expect(dead_code, reason = "only an authority reads it")
-    )]
-    Request(CertificateSigningRequestDer<'static>),
-    Key(PrivateKeyDer<'static>),
-    /// An encrypted key in PKCS#8.
-    Encrypted,
-    /// An encrypted key in the old form, with `Proc-Type`.
-    OldEncrypted,
-    /// Parameters or a public key, which nothing here needs.
-    Unused,
-}
-
-/// The sections of a PEM text in their order; at least one.
-pub(crate) fn sections(pem: &[u8]) -> Result<Vec<Section>, Fault> {
-    // A byte order mark means nothing in PEM, and is in the middle of files that were joined.
-    let text = String::from_utf8_lossy(pem).replace('\u{feff}', "");
-    let text = text.replace("\r\n", "\n").replace('\r', "\n");
-    let mut found = Vec::new();
-    let mut open: Option<Open<'_>> = None;
-    for (line, text) in lines(&text) {
-        let refused = |why: String| Err(Fault::BadPem(format!("line {line}: {why}")));
-        match (boundary(text), open.take()) {
-            (Some((true, label)), None) => {
-                let body = String::new();
-                open = Some(Open { label, line, body });
+impl Sections {
+    /// Cuts a PEM text into its sections; there is at least one.
+    pub(crate) fn read(pem: &[u8]) -> Result<Self, Fault> {
+        // A byte order mark means nothing in PEM, and is in the middle of files that were joined.
+        let text = String::from_utf8_lossy(pem).replace('\u{feff}', "");
+        let text = text.replace("\r\n", "\n").replace('\r', "\n");
+        let (mut found, mut is_empty) = (Self::default(), true);
+        let mut open: Option<Open<'_>> = None;
+        for (line, text) in lines(&text) {
+            let refused = |why: String| Err(Fault::BadPem(format!("line {line}: {why}")));
+            match (boundary(text), open.take()) {
+                (Some((true, label)), None) => {
+                    let body = String::new();
+                    open = Some(Open { label, line, body });
+                }
+                (Some((false, label)), Some(section)) if label == section.label => {
+                    found.add(&section)?;
+                    is_empty = false;
+                }
+                (Some((false, label)), None) => {
+                    return refused(format!("no begin of section \"{}\"", excerpt(label)));
+                }
+                (None, Some(mut section)) if !text.contains("--") => {
+                    section.body.push_str(text);
+                    section.body.push('\n');
+                    open = Some(section);
+                }
+                (_, Some(section)) => return Err(section.not_ended()),
+                (None, None) if is_like_a_part(text) => {
+                    return refused("it looks like a part of a section, but belongs to none".to_owned());
+                }
+                (None, None) => {}
             }
-            (Some((false, label)), Some(section)) if label == section.label => found.push(section.close()?),
-            (Some((false, label)), None) => {
-                return refused(format!("no begin of section \"{}\"", excerpt(label)));
-            }
-            (None, Some(mut section)) if !text.contains("--") => {
-                section.body.push_str(text);
-                section.body.push('\n');
-                open = Some(section);
-            }
-            (_, Some(section)) => return Err(section.not_ended()),
-            (None, None) if is_like_a_part(text) => {
-                return refused("it looks like a part of a section, but belongs to none".to_owned());
-            }
-            (None, None) => {}
+        }
+        match open {
+            Some(section) => Err(section.not_ended()),
+            None if is_empty => Err(Fault::NotPem),
+            // Text of 16 bits a character, which some shells append to a file of 8 bits.
+            None => match text.split('\n').position(|line| line.contains('\0')) {
+                Some(at) => Err(Fault::BadPem(format!(
+                    "line {}: a NUL byte; save it as UTF-8",
+                    at + 1
+                ))),
+                None => Ok(found),
+            },
         }
     }
-    match open {
-        Some(section) => Err(section.not_ended()),
-        None if found.is_empty() => Err(Fault::NotPem),
-        // Text of 16 bits a character, which some shells append to a file of 8 bits.
-        None => match text.split('\n').position(|line| line.contains('\0')) {
-            Some(at) => Err(Fault::BadPem(format!(
-                "line {}: a NUL byte; save it as UTF-8",
-                at + 1
-            ))),
-            None => Ok(found),
-        },
+
+    fn add(&mut self, section: &Open<'_>) -> Result<(), Fault> {
+        let label = match section.label {
+            "X509 CERTIFICATE" => "CERTIFICATE",
+            "NEW CERTIFICATE REQUEST" => "CERTIFICATE REQUEST",
+            label => label,
+        };
+        let body = &section.body;
+        let text = format!("-----BEGIN {label}-----\n{body}-----END {label}-----\n");
+        match label {
+            "ENCRYPTED PRIVATE KEY" => {
+                self.encrypted = true;
+                self.sealed.push(text);
+            }
+            _ if body.contains("Proc-Type:") && body.contains("ENCRYPTED") => self.encrypted = true,
+            "EC PARAMETERS"
+            | "DH PARAMETERS"
+            | "X9.42 DH PARAMETERS"
+            | "DSA PARAMETERS"
+            | "PUBLIC KEY"
+            | "RSA PUBLIC KEY" => {}
+            // `openssl x509` writes a CERTIFICATE instead. Limits of its trust would be lost here.
+            "TRUSTED CERTIFICATE" => return Err(section.refused("convert it to a CERTIFICATE first")),
+            _ => match read_one_from_slice(text.as_bytes()) {
+                Ok(Some((Item::X509Certificate(certificate), _))) => self.certificates.push(certificate),
+                Ok(Some((Item::Crl(list), _))) => self.revocation_lists.push(list),
+                Ok(Some((Item::Csr(request), _))) => self.requests.push(request),
+                Ok(Some((Item::Pkcs8Key(key), _))) => self.keys.push(key.into()),
+                Ok(Some((Item::Pkcs1Key(key), _))) => self.keys.push(key.into()),
+                Ok(Some((Item::Sec1Key(key), _))) => self.keys.push(key.into()),
+                Ok(_) => return Err(section.refused("sections of this kind are not supported")),
+                Err(_) => return Err(section.refused("it is not base64")),
+            },
+        }
+        Ok(())
     }
+
+    /// The certificates; at least one.
+    pub(crate) fn certificates(&self) -> Result<&[CertificateDer<'static>], Fault> {
+        if self.certificates.is_empty() {
+            return Err(Fault::NoCertificate);
+        }
+        Ok(&self.certificates)
+    }
+
+    /// The only private key.
+    pub(crate) fn key(&self) -> Result<PrivateKeyDer<'static>, Fault> {
+        match self.keys.as_slice() {
+            [key] => Ok(key.clone_key()),
+            [] if self.encrypted => Err(Fault::EncryptedKey),
+            [] => Err(Fault::NoKey),
+            several => Err(Fault::SeveralKeys(several.len())),
+        }
+    }
+
+    /// The only private key, decrypted with the passphrase if it is encrypted.
+    pub(crate) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
+        match (passphrase, self.sealed.as_slice()) {
+            (Some(passphrase), [sealed]) if self.keys.is_empty() => decrypt(sealed, passphrase),
+            (Some(_), [_, _, ..]) => Err(Fault::SeveralKeys(self.sealed.len())),
+            _ => self.key(),
+        }
+    }
+}
+
+#[cfg(feature = "encrypted-keys")]
+fn decrypt(sealed: &str, passphrase: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+    use pkcs8::{EncryptedPrivateKeyInfo, SecretDocument};
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+
+    let (_, der) = SecretDocument::from_pem(sealed).map_err(|e| Fault::BadPem(e.to_string()))?;
+    let opened = EncryptedPrivateKeyInfo::try_from(der.as_bytes()).and_then(|key| key.decrypt(passphrase));
+    let opened = opened.map_err(|e| Fault::WrongPassphrase(e.to_string()))?;
+    Ok(PrivatePkcs8KeyDer::from(opened.as_bytes().to_vec()).into())
+}
+
+#[cfg(not(feature = "encrypted-keys"))]
+fn decrypt(_: &str, _: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+    Err(Fault::WrongPassphrase(
+        "built without the feature encrypted-keys".to_owned(),
+    ))
 }
 
 /// The lines that are not blank, with their numbers, counted from 1. If files were joined without a
@@ -131,47 +207,6 @@ impl Open<'_> {
     fn not_ended(&self) -> Fault {
         self.refused("no end of it")
     }
-
-    fn close(self) -> Result<Section, Fault> {
-        let label = match self.label {
-            "X509 CERTIFICATE" => "CERTIFICATE",
-            "NEW CERTIFICATE REQUEST" => "CERTIFICATE REQUEST",
-            label => label,
-        };
-        let text = format!("-----BEGIN {label}-----\n{}-----END {label}-----\n", self.body);
-        let content = match label {
-            "ENCRYPTED PRIVATE KEY" => Content::Encrypted,
-            _ if self.body.contains("Proc-Type:") && self.body.contains("ENCRYPTED") => Content::OldEncrypted,
-            "CERTIFICATE"
-            | "X509 CRL"
-            | "CERTIFICATE REQUEST"
-            | "PRIVATE KEY"
-            | "RSA PRIVATE KEY"
-            | "EC PRIVATE KEY" => self.decode(&text)?,
-            "EC PARAMETERS"
-            | "DH PARAMETERS"
-            | "X9.42 DH PARAMETERS"
-            | "DSA PARAMETERS"
-            | "PUBLIC KEY"
-            | "RSA PUBLIC KEY" => Content::Unused,
-            // `openssl x509` writes a CERTIFICATE instead. Limits of its trust would be lost here.
-            "TRUSTED CERTIFICATE" => return Err(self.refused("convert it to a CERTIFICATE first")),
-            _ => return Err(self.refused("sections of this kind are not supported")),
-        };
-        Ok(Section { content, text })
-    }
-
-    fn decode(&self, text: &str) -> Result<Content, Fault> {
-        Ok(match read_one_from_slice(text.as_bytes()) {
-            Ok(Some((Item::X509Certificate(certificate), _))) => Content::Certificate(certificate),
-            Ok(Some((Item::Crl(list), _))) => Content::List(list),
-            Ok(Some((Item::Csr(request), _))) => Content::Request(request),
-            Ok(Some((Item::Pkcs8Key(key), _))) => Content::Key(key.into()),
-            Ok(Some((Item::Pkcs1Key(key), _))) => Content::Key(key.into()),
-            Ok(Some((Item::Sec1Key(key), _))) => Content::Key(key.into()),
-            _ => return Err(self.refused("it is not base64")),
-        })
-    }
 }
 
 #[cfg(test)]
@@ -195,15 +230,15 @@ mod tests {
         )
     }
 
+    /// The labels in the order in which `contents` returns their sections; the first two are of one kind.
+    const LABELS: [&str; 4] = ["CERTIFICATE", "X509 CERTIFICATE", "X509 CRL", "PRIVATE KEY"];
+
     fn contents(pem: &str) -> Result<Vec<Vec<u8>>, Fault> {
-        let bytes = |section: Section| match section.content {
-            Content::Certificate(der) => der.to_vec(),
-            Content::List(der) => der.to_vec(),
-            Content::Request(der) => der.to_vec(),
-            Content::Key(der) => der.secret_der().to_vec(),
-            Content::Encrypted | Content::OldEncrypted | Content::Unused => Vec::new(),
-        };
-        Ok(sections(pem.as_bytes())?.into_iter().map(bytes).collect())
+        let found = Sections::read(pem.as_bytes())?;
+        let certificates = found.certificates.iter().map(|der| der.to_vec());
+        let lists = found.revocation_lists.iter().map(|der| der.to_vec());
+        let keys = found.keys.iter().map(|der| der.secret_der().to_vec());
+        Ok(certificates.chain(lists).chain(keys).collect())
     }
 
     #[test]
@@ -268,7 +303,7 @@ mod tests {
         }
         let wide: Vec<u8> = second.encode_utf16().flat_map(u16::to_le_bytes).collect();
         let appended = [format!("{list}\n").as_bytes(), &wide].concat();
-        let fault = sections(&appended).map(|_| ()).unwrap_err();
+        let fault = Sections::read(&appended).map(|_| ()).unwrap_err();
         assert!(
             matches!(&fault, Fault::BadPem(why) if why.contains("line 4")),
             "{fault}"
@@ -283,7 +318,7 @@ mod tests {
         fn each_section_is_read_or_the_text_is_refused(
             written_before in prop::collection::vec(
                 (
-                    prop::sample::select(vec!["CERTIFICATE", "X509 CRL", "PRIVATE KEY", "X509 CERTIFICATE"]),
+                    prop::sample::select(LABELS.to_vec()),
                     prop::collection::vec(any::<u8>(), 1..200),
                     prop::sample::select(vec!["", "\n", "\r\n", "\n\n", "\u{feff}", "\nsubject=CN=a\n", " "]),
                 ),
@@ -296,8 +331,11 @@ mod tests {
             for (label, content, after) in written_before {
                 text += &written(label, &content);
                 text += after;
-                expected.push(content);
+                expected.push((LABELS.iter().position(|one| *one == label).max(Some(1)), content));
             }
+            // The sort keeps the order of sections of one kind.
+            expected.sort_by_key(|(kind, _)| *kind);
+            let expected: Vec<_> = expected.into_iter().map(|(_, content)| content).collect();
             // A few characters of one boundary are lost.
             if let Some((boundary, count)) = lost {
                 let boundaries: Vec<_> = text.match_indices("-----").map(|(at, _)| at).collect();

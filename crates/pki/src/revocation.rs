@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
+use rustls::pki_types::CertificateRevocationListDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 
@@ -21,6 +21,7 @@ use crate::der::{self, is_signed_by};
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
 use crate::list::{RevocationList, Serial};
+use crate::pem::Sections;
 use crate::store;
 
 /// Certificate revocation lists (CRLs) of one or several authorities, for a
@@ -61,7 +62,7 @@ impl RevocationLists {
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
     pub fn from_pem(pem: &[u8], origin: &str) -> Result<Self, Error> {
-        let read = || Self::read(&store::Sections::read(pem)?.revocation_lists, origin);
+        let read = || Self::read(&Sections::read(pem)?.revocation_lists, origin);
         read().map_err(Error::content(origin))
     }
 
@@ -149,10 +150,10 @@ impl Revocation {
             let issuer = || list.issuer.clone();
             match signer {
                 Some(signer) if !may_sign_lists(signer) => {
-                    return Err(Fault::NotForRevocationLists { issuer: issuer() });
+                    return Err(Fault::NotForRevocationLists(issuer()));
                 }
                 None if namesakes(list).next().is_some() && !is_replaced(list) => {
-                    return Err(Fault::RevocationListSignature { issuer: issuer() });
+                    return Err(Fault::RevocationListSignature(issuer()));
                 }
                 None => log::warn!(
                     "{}: the issuer {:?} of a list is not trusted; the list counts only for peers that show its certificate",
@@ -174,9 +175,7 @@ impl Revocation {
         if lists.enforced && signers.iter().all(Option::is_none) {
             let issuers = lists.lists.iter().map(|list| format!("{:?}", list.issuer));
             let issuers: Vec<_> = issuers.collect();
-            return Err(Fault::RevocationListsOfOthers {
-                issuers: issuers.join(", "),
-            });
+            return Err(Fault::RevocationListsOfOthers(issuers.join(", ")));
         }
         Ok(Self {
             lists: lists.clone(),
@@ -210,17 +209,14 @@ impl Revocation {
     }
 
     /// Checks that no certificate of a chain is revoked. The caller has to check the signatures.
-    /// `intermediates` must not hold a trusted authority. As for the limits, all shown certificates count.
+    /// `between` must not hold a trusted authority. As for the limits, all shown certificates count.
     pub(crate) fn check(
         &self,
-        first: &CertificateDer<'_>,
-        intermediates: &[&CertificateDer<'_>],
+        first: &X509Certificate<'_>,
+        between: &[X509Certificate<'_>],
         at: SystemTime,
     ) -> Result<(), Fault> {
-        let parsed = intermediates.iter().map(|shown| der::certificate(shown));
-        let between: Vec<X509Certificate<'_>> = parsed.collect::<Result<_, _>>()?;
-        for der in std::iter::once(&first).chain(intermediates) {
-            let certificate = der::certificate(der)?;
+        for certificate in std::iter::once(first).chain(between) {
             let issuer = certificate.issuer().as_raw();
             let serial = Serial::of(certificate.raw_serial());
             let lists = self.lists.lists.iter().zip(&self.signers);
@@ -229,16 +225,10 @@ impl Revocation {
                 // listed, or whose list is overdue.
                 let is_listed = list.revokes(&serial);
                 let is_overdue = self.lists.enforced && list.is_overdue(at);
-                if !(is_listed || is_overdue) || !is_of_issuer(list, signer.as_deref(), der, &between) {
-                    continue;
+                if (is_listed || is_overdue) && is_of_issuer(list, signer.as_deref(), certificate, between) {
+                    let revoked = is_listed.then(|| der::revoked(certificate));
+                    return Err(revoked.unwrap_or_else(|| list.overdue()));
                 }
-                if is_listed {
-                    return Err(Fault::Revoked {
-                        subject: der::distinguished_name(certificate.subject()),
-                        serial: der::hexadecimal(certificate.raw_serial()),
-                    });
-                }
-                return Err(list.overdue());
             }
         }
         Ok(())
@@ -250,9 +240,10 @@ impl Revocation {
 fn is_of_issuer(
     list: &RevocationList,
     signer: Option<&[u8]>,
-    certificate: &[u8],
+    certificate: &X509Certificate<'_>,
     between: &[X509Certificate<'_>],
 ) -> bool {
+    let certificate = certificate.as_raw();
     match signer {
         Some(key) => is_signed_by(certificate, key),
         None => between.iter().any(|issuer| {

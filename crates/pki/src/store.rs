@@ -5,89 +5,14 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::pki_types::CertificateDer;
 
-use crate::error::{Error, Fault};
-use crate::pem::{self, Content};
+use crate::error::Error;
+use crate::pem::Sections;
 
 /// The longest file: far above any certificate bundle, and some 250,000 entries of a revocation list. It
 /// bounds the reading of a device or a log file that was named by mistake.
 const MAX_FILE_LEN: u64 = 16 << 20;
-
-/// The content of a PEM text. Parameters and public keys are ignored.
-#[derive(Default)]
-pub(crate) struct Sections {
-    pub(crate) certificates: Vec<CertificateDer<'static>>,
-    pub(crate) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
-    keys: Vec<PrivateKeyDer<'static>>,
-    pub(crate) encrypted: bool,
-    /// The encrypted keys, as PEM.
-    sealed: Vec<String>,
-}
-
-impl Sections {
-    /// Splits a PEM text.
-    pub(crate) fn read(text: &[u8]) -> Result<Self, Fault> {
-        let mut sections = Self::default();
-        for section in pem::sections(text)? {
-            match section.content {
-                Content::Certificate(certificate) => sections.certificates.push(certificate),
-                Content::List(list) => sections.revocation_lists.push(list),
-                Content::Key(key) => sections.keys.push(key),
-                Content::Encrypted => sections.sealed.push(section.text),
-                Content::OldEncrypted => sections.encrypted = true,
-                Content::Request(_) | Content::Unused => {}
-            }
-        }
-        sections.encrypted |= !sections.sealed.is_empty();
-        Ok(sections)
-    }
-
-    /// The certificates; at least one.
-    pub(crate) fn certificates(&self) -> Result<&[CertificateDer<'static>], Fault> {
-        if self.certificates.is_empty() {
-            return Err(Fault::NoCertificate);
-        }
-        Ok(&self.certificates)
-    }
-
-    /// The only private key.
-    pub(crate) fn key(&self) -> Result<PrivateKeyDer<'static>, Fault> {
-        match self.keys.as_slice() {
-            [key] => Ok(key.clone_key()),
-            [] if self.encrypted => Err(Fault::EncryptedKey),
-            [] => Err(Fault::NoKey),
-            several => Err(Fault::SeveralKeys(several.len())),
-        }
-    }
-
-    /// The only private key, decrypted with the passphrase if it is encrypted.
-    pub(crate) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
-        match (passphrase, self.sealed.as_slice()) {
-            (Some(passphrase), [sealed]) if self.keys.is_empty() => open(sealed, passphrase),
-            (Some(_), [_, _, ..]) => Err(Fault::SeveralKeys(self.sealed.len())),
-            _ => self.key(),
-        }
-    }
-}
-
-#[cfg(feature = "encrypted-keys")]
-fn open(sealed: &str, passphrase: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
-    use pkcs8::{EncryptedPrivateKeyInfo, SecretDocument};
-    use rustls::pki_types::PrivatePkcs8KeyDer;
-
-    let (_, der) = SecretDocument::from_pem(sealed).map_err(|e| Fault::BadPem(e.to_string()))?;
-    let opened = EncryptedPrivateKeyInfo::try_from(der.as_bytes()).and_then(|key| key.decrypt(passphrase));
-    let opened = opened.map_err(|e| Fault::WrongPassphrase(e.to_string()))?;
-    Ok(PrivatePkcs8KeyDer::from(opened.as_bytes().to_vec()).into())
-}
-
-#[cfg(not(feature = "encrypted-keys"))]
-fn open(_: &str, _: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
-    Err(Fault::WrongPassphrase(
-        "built without the feature encrypted-keys".to_owned(),
-    ))
-}
 
 /// The certificates of a PEM file in their order. Other sections are ignored, and the certificates are
 /// not parsed. Blocks while the file is read.
@@ -175,10 +100,13 @@ pub(crate) fn origin(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Replaces a file in one step. It has `mode` from the first moment.
+/// Replaces a file in one step. It has `mode` from the first moment. Without a mode, an existing file, or the target
+/// of a link, keeps its own.
 #[cfg(feature = "issue")]
-pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
-    let written = ssntp_transport::replace_with_mode(path, text.as_bytes(), Some(mode));
+pub(crate) fn write(path: &Path, text: &str, mode: Option<u32>) -> Result<(), Error> {
+    let target = fs::canonicalize(path).ok().filter(|_| mode.is_none());
+    let target = target.as_deref().unwrap_or(path);
+    let written = ssntp_transport::replace_with_mode(target, text.as_bytes(), mode);
     written.map_err(|source| Error::Write {
         path: path.to_owned(),
         source,
@@ -192,6 +120,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Fault;
 
     fn fault(pem: &str) -> Fault {
         let sections = Sections::read(pem.as_bytes());

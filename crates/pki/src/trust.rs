@@ -7,9 +7,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, RootCertStore};
+use x509_parser::certificate::X509Certificate;
 
 use crate::der::{self, algorithms};
 use crate::error::{Error, Fault};
@@ -18,6 +20,7 @@ use crate::identity::Identity;
 use crate::inspect::CertificateInfo;
 use crate::limits::{self, TrustedIssuer};
 use crate::list::{RevocationList, Serial};
+use crate::pem::Sections;
 use crate::revocation::{Revocation, RevocationLists};
 use crate::role::Role;
 use crate::store;
@@ -65,7 +68,7 @@ impl Trust {
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
     pub fn from_pem(pem: &[u8], origin: &str) -> Result<Self, Error> {
-        let read = || Self::of_valid(store::Sections::read(pem)?.certificates()?, origin);
+        let read = || Self::of_valid(Sections::read(pem)?.certificates()?, origin);
         read().map_err(Error::content(origin))
     }
 
@@ -151,8 +154,7 @@ impl Trust {
         let mut issuers = Vec::new();
         for authority in &authorities {
             if !authority.is_authority {
-                let subject = authority.subject.clone();
-                return Err(Fault::NotAuthority { subject });
+                return Err(Fault::NotAuthority(authority.subject.clone()));
             }
             let bad = |error: rustls::Error| Fault::BadCertificate(error.to_string());
             roots.add(authority.der.clone()).map_err(bad)?;
@@ -314,9 +316,8 @@ impl Trust {
             self.check_client(first, intermediates, time)
                 .map_err(|error| explain(error, chain, &info, fault))?;
         }
-        // These two are last, because they need a chain whose signatures have been verified.
-        self.check_limits(first, intermediates)?;
-        self.check_revocation(first, intermediates, at)?;
+        // Last, because it needs a chain whose signatures have been verified.
+        self.check_chain(first, intermediates, at)?;
         Ok(info)
     }
 
@@ -347,38 +348,55 @@ impl Trust {
     }
 
     /// The part of [`verify`](Self::verify) that TLS libraries omit: that the certificate's key may sign,
-    /// that the extended key usages of intermediate issuers allow its roles, and that there are no more of
-    /// these issuers than the trusted authority allows. The caller has to check the signatures.
-    pub(crate) fn check_limits(
+    /// that the extended key usages of intermediate issuers allow its roles, that there are no more of these
+    /// issuers than the trusted authority allows, and that no certificate is revoked. The caller has to check the
+    /// signatures.
+    pub(crate) fn check_chain(
         &self,
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
+        at: SystemTime,
     ) -> Result<(), Fault> {
-        limits::check(first, intermediates, &self.0.issuers)
+        let (first, between) = self.shown(first, intermediates)?;
+        limits::check(&first, &between, &self.0.issuers)?;
+        self.check_revoked(&first, &between, at)
     }
 
-    /// A further part of [`verify`](Self::verify): that neither the certificate nor an intermediate one is
-    /// revoked.
+    /// Checks that neither a certificate nor an intermediate one is revoked.
     pub(crate) fn check_revocation(
         &self,
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         at: SystemTime,
     ) -> Result<(), Fault> {
-        let between = self.between(intermediates);
-        if !self.0.revoked.is_empty() && !between.is_empty() {
-            let certificate = der::certificate(first)?;
-            if self.0.revoked.contains(&Serial::of(certificate.raw_serial())) {
-                return Err(Fault::Revoked {
-                    subject: der::distinguished_name(certificate.subject()),
-                    serial: der::hexadecimal(certificate.raw_serial()),
-                });
-            }
+        let (first, between) = self.shown(first, intermediates)?;
+        self.check_revoked(&first, &between, at)
+    }
+
+    fn check_revoked(
+        &self,
+        first: &X509Certificate<'_>,
+        between: &[X509Certificate<'_>],
+        at: SystemTime,
+    ) -> Result<(), Fault> {
+        if !between.is_empty() && self.0.revoked.contains(&Serial::of(first.raw_serial())) {
+            return Err(der::revoked(first));
         }
-        match &self.0.revocation {
-            Some(revocation) => revocation.check(first, &between, at),
-            None => Ok(()),
-        }
+        let revocation = self.0.revocation.as_ref();
+        revocation.map_or(Ok(()), |revocation| revocation.check(first, between, at))
+    }
+
+    /// Reads a chain, without the certificates of trusted authorities after the first, which count in no path and are
+    /// revoked by no list.
+    fn shown<'a>(
+        &self,
+        first: &'a CertificateDer<'_>,
+        intermediates: &'a [CertificateDer<'_>],
+    ) -> Result<(X509Certificate<'a>, Vec<X509Certificate<'a>>), Fault> {
+        let between = intermediates.iter().map(|shown| der::certificate(shown));
+        let mut between: Vec<_> = between.collect::<Result<_, _>>()?;
+        between.retain(|shown| !self.0.issuers.iter().any(|trusted| trusted.is(shown)));
+        Ok((der::certificate(first)?, between))
     }
 
     /// Warns in the log if this side's own certificate is on a list: peers with the same list refuse it,
@@ -390,15 +408,6 @@ impl Trust {
         {
             log::warn!("this program's own certificate is not accepted any more: {fault}");
         }
-    }
-
-    /// The shown certificates without those of trusted authorities, which no list revokes.
-    fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
-        let is_trusted = |der: &CertificateDer<'_>| {
-            let shown = der::certificate(der);
-            shown.is_ok_and(|shown| self.0.issuers.iter().any(|trusted| trusted.is(&shown)))
-        };
-        shown.iter().filter(|der| !is_trusted(der)).collect()
     }
 
     fn check_server(
@@ -417,11 +426,14 @@ impl Trust {
         intermediates: &[CertificateDer<'_>],
         at: UnixTime,
     ) -> Result<(), rustls::Error> {
-        let roots = Arc::clone(self.roots());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-            .build()
-            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        let verifier = self.of_clients();
+        let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
         verifier.verify_client_cert(first, intermediates, at).map(drop)
+    }
+
+    /// The check of rustls for the certificates of clients.
+    pub(crate) fn of_clients(&self) -> Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError> {
+        WebPkiClientVerifier::builder_with_provider(Arc::clone(self.roots()), provider()).build()
     }
 }
 
@@ -437,9 +449,9 @@ fn explain(
         return Fault::Refused(error.to_string());
     };
     match error {
-        CertificateError::UnknownIssuer => unknown_issuer(chain).unwrap_or_else(|| Fault::UnknownIssuer {
-            issuer: info.issuer.clone(),
-        }),
+        CertificateError::UnknownIssuer => {
+            unknown_issuer(chain).unwrap_or_else(|| Fault::UnknownIssuer(info.issuer.clone()))
+        }
         CertificateError::BadSignature => Fault::BadSignature,
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             usage.unwrap_or_else(|| Fault::Refused(error.to_string()))
@@ -465,7 +477,7 @@ fn unknown_issuer(chain: &[CertificateDer<'_>]) -> Option<Fault> {
     let issuer = der::distinguished_name(last.issuer());
     let subject = der::distinguished_name(last.subject());
     let fault = if subject == issuer {
-        Fault::UnknownIssuer { issuer }
+        Fault::UnknownIssuer(issuer)
     } else {
         Fault::MissingIssuer { subject, issuer }
     };

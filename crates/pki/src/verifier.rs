@@ -3,13 +3,12 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme,
@@ -45,8 +44,7 @@ impl Trust {
 
     fn verifying(&self, identity: &Identity, any_version: bool) -> Result<Acceptor, TlsError> {
         self.warn_if_revoked(identity);
-        let roots = Arc::clone(self.roots());
-        let chain = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+        let chain = self.of_clients();
         let clients = OfClients {
             chain: chain.map_err(|e| TlsError::Configuration(e.to_string()))?,
             trust: self.clone(),
@@ -152,39 +150,21 @@ macro_rules! check_keys {
     };
 }
 
-fn refused(fault: Fault) -> Error {
-    CertificateError::Other(OtherError(Arc::new(CertificateFault(fault.to_string())))).into()
-}
-
-/// Checks that no certificate is revoked.
+/// The error of TLS for a fault that webpki does not look for.
 ///
 /// The alert for a revoked certificate states that, and its holder then stays away. An overdue list
 /// is not the peer's fault, so the alert states only that the handshake failed, and the peer tries
 /// again.
-fn not_revoked(
-    trust: &Trust,
-    end_entity: &CertificateDer<'_>,
-    intermediates: &[CertificateDer<'_>],
-    now: UnixTime,
-) -> Result<(), Error> {
-    let now = UNIX_EPOCH + Duration::from_secs(now.as_secs());
-    let checked = trust.check_revocation(end_entity, intermediates, now);
-    checked.map_err(|fault| match fault {
+fn refused(fault: Fault) -> Error {
+    match fault {
         Fault::Revoked { .. } => CertificateError::Revoked.into(),
         Fault::RevocationListOverdue { .. } => Error::General(fault.to_string()),
-        fault => refused(fault),
-    })
+        fault => CertificateError::Other(OtherError(Arc::new(CertificateFault(fault.to_string())))).into(),
+    }
 }
 
-/// The checks of a chain that webpki does not make.
-fn check_chain(
-    trust: &Trust,
-    end_entity: &CertificateDer<'_>,
-    intermediates: &[CertificateDer<'_>],
-    now: UnixTime,
-) -> Result<(), Error> {
-    trust.check_limits(end_entity, intermediates).map_err(refused)?;
-    not_revoked(trust, end_entity, intermediates, now)
+fn moment(now: UnixTime) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(now.as_secs())
 }
 
 /// The check of a peer's certificate without a chain: one of X.509 version 1, or that of a trusted
@@ -202,15 +182,15 @@ fn check_single(
         Some(old) => old.verify(trust, now).map_err(Error::from),
         None => {
             let own = trust.authorities().iter().find(|own| own.der == *cert)?;
-            let at = UNIX_EPOCH + Duration::from_secs(now.as_secs());
             if may_be(own) {
-                own.check_validity(at).map_err(refused)
+                own.check_validity(moment(now)).map_err(refused)
             } else {
                 Err(CertificateError::InvalidPurpose.into())
             }
         }
     };
-    Some(judged.and_then(|()| not_revoked(trust, cert, &[], now)))
+    let not_revoked = || trust.check_revocation(cert, &[], moment(now)).map_err(refused);
+    Some(judged.and_then(|()| not_revoked()))
 }
 
 #[derive(Debug)]
@@ -246,8 +226,8 @@ impl ClientCertVerifier for OfClients {
             return judged.map(|()| ClientCertVerified::assertion());
         }
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
-        check_chain(&self.trust, end_entity, intermediates, now)?;
-        Ok(verified)
+        let checked = self.trust.check_chain(end_entity, intermediates, moment(now));
+        checked.map_err(refused).map(|()| verified)
     }
 
     check_keys!();
@@ -300,8 +280,8 @@ impl ServerCertVerifier for OfServers {
             )) if self.any_name => {}
             Err(e) => return Err(e),
         }
-        check_chain(trust, end_entity, intermediates, now)?;
-        Ok(ServerCertVerified::assertion())
+        let checked = trust.check_chain(end_entity, intermediates, moment(now));
+        checked.map_err(refused).map(|()| ServerCertVerified::assertion())
     }
 
     check_keys!();

@@ -18,13 +18,13 @@ use crate::trust::Trust;
 
 /// A certificate of version 1.
 #[derive(Debug)]
-pub(crate) struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
+pub(crate) struct Version1<'a>(X509Certificate<'a>);
 
 impl<'a> Version1<'a> {
     /// Reads a certificate. `None` if it is of another version, or broken.
     pub(crate) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let parsed = der::certificate(certificate).ok()?;
-        (parsed.version() == X509Version::V1).then_some(Self(parsed, certificate))
+        (parsed.version() == X509Version::V1).then_some(Self(parsed))
     }
 
     /// The public key as SubjectPublicKeyInfo.
@@ -51,7 +51,7 @@ impl<'a> Version1<'a> {
             {
                 continue;
             }
-            if is_signed_by(self.1, issuer.public_key().raw) {
+            if is_signed_by(self.0.as_raw(), issuer.public_key().raw) {
                 return Ok(());
             }
             found = CertificateError::BadSignature;

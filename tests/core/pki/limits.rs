@@ -251,9 +251,7 @@ fn a_handshake_holds_a_peer_to_the_usages_of_its_issuer_and_of_its_key() {
 fn an_authority_without_key_cert_sign_signs_no_certificates() {
     use crate::revocation::{issued, issuing};
     let lists_only = [KeyUsagePurpose::CrlSign];
-    let refused = |name: &str| Fault::NotAuthority {
-        subject: format!("CN={name}"),
-    };
+    let refused = |name: &str| Fault::NotAuthority(format!("CN={name}"));
     let root = issuing("root", None, &[KeyUsagePurpose::KeyCertSign]);
     let between = |usages: &[KeyUsagePurpose]| issued(&issuing("between", Some(&root), usages));
     let trust = Trust::from_der(std::slice::from_ref(&root.der)).unwrap();

@@ -426,7 +426,7 @@ fn a_chain_needs_its_intermediate() {
     let issuer = "O=Fixtures, CN=between".to_owned();
     assert_eq!(
         trust.verify(&identity.chain()[..1]),
-        Err(Fault::UnknownIssuer { issuer })
+        Err(Fault::UnknownIssuer(issuer))
     );
     assert_eq!(trust.verify(&identity.chain()[1..]), Err(Fault::AuthorityAsPeer));
     assert_eq!(trust.verify(&[]), Err(Fault::NoCertificate));
@@ -448,7 +448,7 @@ fn other_authorities_are_refused_also_under_the_same_name() {
     let issuer = authority.info().subject.clone();
     assert_eq!(
         other.trust().verify(chain.chain()),
-        Err(Fault::UnknownIssuer { issuer })
+        Err(Fault::UnknownIssuer(issuer))
     );
     let namesake = self::authority();
     assert_eq!(namesake.trust().verify(chain.chain()), Err(Fault::BadSignature));
@@ -498,7 +498,7 @@ fn an_expired_authority_is_passed_over_and_a_leaf_is_none() {
     let subject = "CN=agent".to_owned();
     assert_eq!(
         fault(Trust::from_pem(issued.certificate_pem().as_bytes(), "leaf")),
-        Fault::NotAuthority { subject }
+        Fault::NotAuthority(subject)
     );
     assert_eq!(
         fault(Trust::from_pem(issued.key_pem().as_bytes(), "key")),
@@ -693,7 +693,7 @@ fn der_of_the_wrong_kind_is_named() {
     let pem = as_certificate(authority.certificate_pem().as_bytes());
     assert_eq!(fault(Trust::from_der(&[pem])), Fault::NotDer);
     let subject = issued.info().subject.clone();
-    assert_eq!(fault(Trust::from_der(&chain)), Fault::NotAuthority { subject });
+    assert_eq!(fault(Trust::from_der(&chain)), Fault::NotAuthority(subject));
 }
 
 /// The results of a handshake at the server and at the client.

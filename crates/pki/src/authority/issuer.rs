@@ -15,17 +15,18 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, IsCa, KeyUsagePurpose};
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName};
+use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::issue::{Authority, CLOCK_SKEW, PRIVATE, crypto, generate, key_pair_of, of_authority};
+use super::request::{CertificateRequest, KeyKind};
+use super::signing::requested;
 use crate::error::{BadRequest, Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issue::{Authority, CLOCK_SKEW, PRIVATE, crypto, generate, key_pair_of};
 use crate::list::Serial;
-use crate::request::{CertificateRequest, KeyKind};
 use crate::role::Role;
-use crate::signing::requested;
 use crate::{der, store};
 use ssntp_transport::{sha256, since_1970};
 
@@ -35,8 +36,8 @@ impl Authority {
     /// authority's at the latest.
     ///
     /// # Errors
-    /// [`Error::Request`] if a role is not a node's, or if the authority allows no issuers, as one that
-    /// earlier versions have made; [`Error::Crypto`].
+    /// [`Error::Request`] if a role is not a node's, or if the authority allows no issuers;
+    /// [`Error::Crypto`].
     pub fn issuer(&self, name: &str, roles: Role, days: u32) -> Result<Issuer, Error> {
         check_given(roles, Role::OF_NODES)?;
         let own = der::certificate(&self.info.der).map_err(Error::content("the authority"))?;
@@ -45,12 +46,10 @@ impl Authority {
             return Err(BadRequest::NoIssuers.into());
         }
         let mut params = self.params_for(&CertificateRequest::new(roles).name(name).days(days))?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        of_authority(&mut params, BasicConstraints::Constrained(0));
         let key = generate(KeyKind::P256)?;
         let (certificate, info) = self.certify(&params, &key)?;
-        let key_pem = key.serialize_pem();
-        Self::assemble(info, certificate.pem(), key, key_pem, "the new issuer").map(Issuer)
+        Self::assemble(info, certificate.pem(), key, "the new issuer").map(Issuer)
     }
 }
 
@@ -77,11 +76,8 @@ impl Issuer {
     /// # Errors
     /// [`Error::Write`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        store::write(
-            path.as_ref(),
-            &(self.info().to_pem() + &self.0.issuer.key().serialize_pem()),
-            PRIVATE,
-        )
+        let text = self.info().to_pem() + &self.0.key_pem();
+        store::write(path.as_ref(), &text, PRIVATE)
     }
 
     /// The facts in its own certificate. Its roles are those that it may give.
@@ -133,7 +129,7 @@ impl Issuer {
         let name = format!("{}-{uuid}", roles.to_string().replace(',', "-"));
         let wanted = CertificateRequest::new(roles).name(name).uuid(uuid);
         let start = seconds(now).saturating_sub(CLOCK_SKEW);
-        let mut params = signer.params_within(&wanted, start, end)?;
+        let mut params = signer.params_within(&wanted, (start, end))?;
         if let Some(serial) = serial {
             params.serial_number = Some(serial.bytes().to_vec().into());
         }
@@ -172,8 +168,7 @@ pub struct Enrolled {
     /// The id of the token with which the node joined; empty after a renewal.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
-    /// The digest of the node's key, see [`SigningRequest::digest`]. Early versions have emptied it in their records.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// The digest of the node's key, see [`SigningRequest::digest`].
     pub key: String,
     /// The certificate and its issuer's, as PEM. No store has it: the certificate is signed again if its node lost it.
     #[serde(skip)]
@@ -236,13 +231,18 @@ pub fn signing_request(key: &str, origin: &str) -> Result<String, Error> {
 impl CertificateInfo {
     /// The certificate as PEM text.
     pub fn to_pem(&self) -> String {
-        let mut pem = "-----BEGIN CERTIFICATE-----\n".to_owned();
-        for line in STANDARD.encode(&self.der).as_bytes().chunks(64) {
-            pem.extend(line.iter().copied().map(char::from));
-            pem.push('\n');
-        }
-        pem + "-----END CERTIFICATE-----\n"
+        to_pem(&self.der)
     }
+}
+
+/// A certificate as PEM text.
+pub(crate) fn to_pem(certificate: &CertificateDer<'_>) -> String {
+    let mut pem = "-----BEGIN CERTIFICATE-----\n".to_owned();
+    for line in STANDARD.encode(certificate).as_bytes().chunks(64) {
+        pem.extend(line.iter().copied().map(char::from));
+        pem.push('\n');
+    }
+    pem + "-----END CERTIFICATE-----\n"
 }
 
 /// The SHA-256 digest of some bytes as base64url.
@@ -257,8 +257,7 @@ pub(crate) fn seconds(time: SystemTime) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::KeyPair;
-    use rustls::pki_types::CertificateDer;
+    use rcgen::{IsCa, KeyPair};
 
     use super::*;
     use crate::{AuthorityRequest, Identity, eku};
@@ -348,7 +347,7 @@ mod tests {
             ),
             // The authority itself, which may give every role.
             (
-                of(authority.certificate_pem(), authority.key_pem()),
+                of(authority.certificate_pem(), &authority.key_pem()),
                 "agent,netagent,cnciagent, not none",
             ),
         ];

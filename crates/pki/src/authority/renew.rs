@@ -2,23 +2,25 @@
 
 use std::path::Path;
 
-use rcgen::{BasicConstraints, IsCa, KeyUsagePurpose};
+use rcgen::BasicConstraints;
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::ParsedExtension;
 
+use super::issue::{
+    Authority, CERTIFICATE_FILE, CLOCK_SKEW, DAY, Issued, MAX_DAYS, alternatives, issuer_params, key_pair,
+    key_pair_of, lifetime, params,
+};
+use super::issuer::to_pem;
+use super::request::{CertificateRequest, KeyKind};
+use super::revoke::{PATIENCE, hold};
 use crate::error::{BadRequest, Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issue::{
-    Authority, CERTIFICATE_FILE, CLOCK_SKEW, DAY, Issued, MAX_DAYS, alternatives, crypto, issuer_params,
-    key_pair, key_pair_of, lifetime, params,
-};
 use crate::list::Serial;
-use crate::pem::{self, Content};
-use crate::request::{CertificateRequest, KeyKind};
-use crate::revoke::{hold, write};
+use crate::pem::Sections;
 use crate::trust::Trust;
 use crate::{der, store};
+use ssntp_transport::printable;
 
 /// Options of a renewal.
 #[derive(Clone, Debug, Default)]
@@ -63,10 +65,9 @@ impl Authority {
     ) -> Result<Renewed, Error> {
         let (directory, path) = (directory.as_ref(), path.as_ref());
         let origin = store::origin(path);
-        let _held = hold(directory)?;
-        let pem = store::read(path)?;
+        let _held = hold(directory, PATIENCE)?;
         let unfit = |fault| Error::content(&origin)(fault);
-        let sections = store::Sections::read(&pem).map_err(unfit)?;
+        let sections = store::load(path)?;
         let chain = sections.certificates().map_err(unfit)?;
         let key = sections.key().map_err(unfit)?;
         let before = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
@@ -92,10 +93,8 @@ impl Authority {
             })?;
             self.issue(&wanted)?
         };
-        let mut text = issued.certificate_pem().to_owned();
-        text.push_str(&further_certificates(&pem).map_err(unfit)?);
-        text.push_str(issued.key_pem());
-        write(path, text.as_bytes(), None)?;
+        let text = issued.certificate_pem().to_owned() + &further(&sections) + issued.key_pem();
+        store::write(path, &text, None)?;
         Ok(Renewed { before, issued })
     }
 
@@ -105,13 +104,12 @@ impl Authority {
         chain: &[CertificateDer<'static>],
         request: &RenewalRequest,
     ) -> Result<(), Fault> {
-        let own = self.check_issued(before);
-        match (&own, &request.issued_by) {
+        match (self.check_issued(before), &request.issued_by) {
             (Err(Fault::UnknownIssuer { .. } | Fault::BadSignature), Some(trust)) => {
                 // At a time when it was valid, because it may have expired.
                 trust.verify_at(chain, before.not_before).map(drop)
             }
-            _ => own,
+            (judged, _) => judged,
         }
     }
 
@@ -124,7 +122,7 @@ impl Authority {
     /// [`Error::Read`], [`Error::Write`]. The file is unchanged then.
     pub fn renew_itself(&self, directory: impl AsRef<Path>, days: Option<u32>) -> Result<Self, Error> {
         let directory = directory.as_ref();
-        let _held = hold(directory)?;
+        let _held = hold(directory, PATIENCE)?;
         let path = directory.join(CERTIFICATE_FILE);
         let origin = store::origin(&path);
         let unfit = |fault| Error::content(&origin)(fault);
@@ -135,33 +133,28 @@ impl Authority {
         check_names(&self.info)?;
         check_extensions(&own)?;
         let name = issuer_params(&self.info, &origin)?;
-        let mut wanted = params("authority")?;
+        let within = lifetime(None, days.unwrap_or_else(|| days_of(&self.info)))?;
+        let mut wanted = params("authority", within)?;
         wanted.distinguished_name = name.distinguished_name;
         wanted.key_identifier_method = name.key_identifier_method;
-        let (start, end) = lifetime(None, days.unwrap_or_else(|| days_of(&self.info)))?;
-        wanted.not_before += std::time::Duration::from_secs(start);
-        wanted.not_after += std::time::Duration::from_secs(end);
+        wanted.subject_alt_names = alternatives(&self.info.hosts, None)?;
         let constraints = own.basic_constraints().ok().flatten();
         let most = constraints.and_then(|extension| extension.value.path_len_constraint);
-        wanted.is_ca = IsCa::Ca(match most {
+        let constraints = match most {
             None => BasicConstraints::Unconstrained,
             // A chain of more than 255 authorities does not occur.
             Some(most) => BasicConstraints::Constrained(u8::try_from(most).unwrap_or(u8::MAX)),
-        });
-        wanted.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        wanted.subject_alt_names = alternatives(&self.info.hosts, None)?;
+        };
         let key = key_pair_of(self.key_pem().as_bytes()).map_err(unfit)?;
-        let certificate = wanted.self_signed(&key).map_err(crypto)?;
-        let info = CertificateInfo::from_der(certificate.der()).map_err(unfit)?;
+        let mut renewed = Self::self_signed(wanted, constraints, key, &origin)?;
         // Verifiers compare names byte by byte. With another name, peers would not find the issuer of
         // their certificates.
-        let same = der::certificate(&info.der).map_err(unfit)?.subject().as_raw() == own.subject().as_raw();
-        if !same {
+        let signed = der::certificate(&renewed.info.der).map_err(unfit)?;
+        if signed.subject().as_raw() != own.subject().as_raw() {
             return Err(BadRequest::AuthorityName.into());
         }
-        let pem = certificate.pem() + &further_certificates(&store::read(&path)?).map_err(unfit)?;
-        let renewed = Self::assemble(info, pem.clone(), key, self.key_pem().to_owned(), &origin)?;
-        write(&path, pem.as_bytes(), None)?;
+        renewed.certificate_pem += &further(&store::load(&path)?);
+        store::write(&path, renewed.certificate_pem(), None)?;
         Ok(renewed)
     }
 }
@@ -170,8 +163,11 @@ impl Authority {
 fn same_request(certificate: &CertificateInfo) -> Result<CertificateRequest, Error> {
     check_names(certificate)?;
     let mut request = CertificateRequest::new(certificate.roles);
-    request.name = common_name(certificate)
-        .ok_or_else(|| BadRequest::Renewal(format!("its holder is {:?}", certificate.subject)))?;
+    let name = CertificateInfo::common_name(&certificate.der);
+    // A new one has a common name only.
+    let name = name.filter(|name| certificate.subject == printable(&format!("CN={name}")));
+    request.name =
+        name.ok_or_else(|| BadRequest::Renewal(format!("its holder is {:?}", certificate.subject)))?;
     request.hosts.clone_from(&certificate.hosts);
     request.uuid = certificate.uuid;
     if certificate.server_auth != request.is_server() || !certificate.client_auth {
@@ -211,22 +207,6 @@ fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// The holder's name, if it consists of a common name only.
-fn common_name(certificate: &CertificateInfo) -> Option<String> {
-    let parsed = der::certificate(&certificate.der).ok()?;
-    let mut parts = parsed.subject().iter_rdn();
-    let (Some(part), None) = (parts.next(), parts.next()) else {
-        return None;
-    };
-    let mut attributes = part.iter();
-    let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
-        return None;
-    };
-    let is_common_name = attribute.attr_type().to_id_string() == "2.5.4.3";
-    let name = attribute.as_str().ok().filter(|_| is_common_name)?;
-    Some(name.to_owned())
-}
-
 /// The lifetime in days, without the ten minutes for slow clocks.
 fn days_of(certificate: &CertificateInfo) -> u32 {
     let lifetime = certificate.not_after.duration_since(certificate.not_before);
@@ -235,11 +215,9 @@ fn days_of(certificate: &CertificateInfo) -> u32 {
     u32::try_from(days).unwrap_or(MAX_DAYS).clamp(1, MAX_DAYS)
 }
 
-/// The text of all certificates of a PEM text except for the first.
-fn further_certificates(pem: &[u8]) -> Result<String, Fault> {
-    let sections = pem::sections(pem)?.into_iter();
-    let certificates = sections.filter(|section| matches!(section.content, Content::Certificate(_)));
-    Ok(certificates.skip(1).map(|section| section.text).collect())
+/// All certificates of a PEM text except for the first, as PEM.
+fn further(sections: &Sections) -> String {
+    sections.certificates.iter().skip(1).map(to_pem).collect()
 }
 
 #[cfg(test)]
@@ -395,14 +373,11 @@ mod tests {
 
     #[test]
     fn an_authority_is_not_renewed_if_it_would_lose_a_limit() {
-        use rcgen::{ExtendedKeyUsagePurpose, GeneralSubtree, NameConstraints};
+        use rcgen::{ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, NameConstraints};
         let (directory, authority) = authority();
         let plain = || {
-            let mut params = params("made elsewhere").unwrap();
+            let mut params = params("made elsewhere", lifetime(None, 30).unwrap()).unwrap();
             params.distinguished_name = issuer_params(authority.info(), "").unwrap().distinguished_name;
-            let (start, end) = lifetime(None, 30).unwrap();
-            params.not_before += std::time::Duration::from_secs(start);
-            params.not_after += std::time::Duration::from_secs(end);
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             params
         };
@@ -440,7 +415,7 @@ mod tests {
                     -----BEGIN PRIVATE KEY-----\nKKKK\n-----END PRIVATE KEY-----\n\
                     -----BEGIN CERTIFICATE-----\nBBBB\n-----END CERTIFICATE-----\n";
         assert_eq!(
-            further_certificates(text.as_bytes()).unwrap(),
+            further(&Sections::read(text.as_bytes()).unwrap()),
             "-----BEGIN CERTIFICATE-----\nBBBB\n-----END CERTIFICATE-----\n"
         );
     }

@@ -20,9 +20,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::issuer::{digest, seconds};
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issuer::{digest, seconds};
 use crate::role::Role;
 use ssntp_transport::{Address, provider};
 

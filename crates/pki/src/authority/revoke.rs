@@ -7,8 +7,8 @@
 //! All steps are under the lock, so that two programs at the same time lose no entry. The file is replaced
 //! in one step, so that a crash leaves the old list or the new one.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
@@ -16,18 +16,18 @@ use rcgen::{
 };
 use x509_parser::extensions::KeyUsage;
 
-use crate::der::{self, is_signed_by};
+use super::issue::{Authority, DAY, KEY_FILE, PUBLIC, crypto};
+use crate::der;
 use crate::error::{BadRequest, Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issue::{Authority, DAY, KEY_FILE, PUBLIC, crypto};
 use crate::list::{RevocationList, Revoked, Serial};
 use crate::store;
-use ssntp_transport::{lock_within, replace_with_mode};
+use ssntp_transport::lock_within;
 
 const LIST_FILE: &str = "crl.pem";
 
 /// The time for which other programs may hold the lock. They only sign and write a few files.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A list that was just signed.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl Authority {
         number: u64,
         days: u32,
     ) -> Result<SignedRevocationList, Error> {
-        if !(1..=crate::issue::MAX_DAYS).contains(&days) {
+        if !(1..=super::issue::MAX_DAYS).contains(&days) {
             return Err(BadRequest::Days(days).into());
         }
         let beginning = rcgen::date_time_ymd(1970, 1, 1);
@@ -105,7 +105,7 @@ impl Authority {
         days: u32,
     ) -> Result<SignedRevocationList, Error> {
         let directory = directory.as_ref();
-        let _held = hold(directory)?;
+        let _held = hold(directory, PATIENCE)?;
         let own = Serial::from(&self.info);
         if certificates.iter().any(|one| one.serial == own) {
             return Err(BadRequest::OwnSerial.into());
@@ -129,8 +129,8 @@ impl Authority {
         let list = self.revocation_list(&revoked, number, days)?;
         let path = directory.join(LIST_FILE);
         // Only for a new list: an operator may have changed the mode of an existing one.
-        let mode = (!path.exists()).then_some(PUBLIC);
-        write(&path, list.pem.as_bytes(), mode)?;
+        let mode = PUBLIC.filter(|_| !path.exists());
+        store::write(&path, &list.pem, mode)?;
         Ok(SignedRevocationList { added, ..list })
     }
 
@@ -146,7 +146,7 @@ impl Authority {
         };
         let unfit = Error::content(store::origin(&path));
         match (lists.pop(), lists.is_empty()) {
-            (Some(list), true) if self.has_signed(&list.der).is_ok_and(|own| own) => Ok(Some(list)),
+            (Some(list), true) if self.info.has_signed(&list.der) => Ok(Some(list)),
             _ => Err(unfit(Fault::BadRevocationList(format!(
                 "it does not hold exactly one list, signed by {:?} (another authority of that name?); move it away",
                 self.info.subject
@@ -166,10 +166,9 @@ impl Authority {
         }
         let parsed = der::certificate(&certificate.der)?;
         if parsed.issuer().as_raw() != der::certificate(&self.info.der)?.subject().as_raw() {
-            let issuer = certificate.issuer.clone();
-            return Err(Fault::UnknownIssuer { issuer });
+            return Err(Fault::UnknownIssuer(certificate.issuer.clone()));
         }
-        if !self.has_signed(&certificate.der)? {
+        if !self.info.has_signed(&certificate.der) {
             return Err(Fault::BadSignature);
         }
         // The authority's own certificate from before a renewal.
@@ -177,11 +176,6 @@ impl Authority {
             return Err(Fault::AuthorityAsPeer);
         }
         Ok(())
-    }
-
-    fn has_signed(&self, der: &[u8]) -> Result<bool, Fault> {
-        let own = der::certificate(&self.info.der)?;
-        Ok(is_signed_by(der, own.public_key().raw))
     }
 
     /// The identifier of the authority's key, as in its certificate. Checks that it may sign lists, which
@@ -198,11 +192,7 @@ impl Authority {
 
 /// Locks an authority's directory against other programs until the result is dropped. The lock is on
 /// the key file, so that only users who may read the key can make other programs wait.
-pub(crate) fn hold(directory: &Path) -> Result<File, Error> {
-    hold_within(directory, PATIENCE)
-}
-
-fn hold_within(directory: &Path, patience: Duration) -> Result<File, Error> {
+pub(crate) fn hold(directory: &Path, patience: Duration) -> Result<File, Error> {
     let path = directory.join(KEY_FILE);
     let held = File::open(&path).map_err(|source| Error::Read { path, source })?;
     let path = directory.to_owned();
@@ -210,16 +200,6 @@ fn hold_within(directory: &Path, patience: Duration) -> Result<File, Error> {
         Ok(()) => Ok(held),
         Err(source) => Err(Error::Read { path, source }),
     }
-}
-
-/// Writes a file, or replaces an existing one or the target of a link. Without a mode it keeps that of
-/// an existing file.
-pub(crate) fn write(path: &Path, bytes: &[u8], mode: Option<u32>) -> Result<(), Error> {
-    let target: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    replace_with_mode(&target, bytes, mode).map_err(|source| Error::Write {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 fn code(number: u8) -> Option<Code> {
@@ -241,6 +221,7 @@ fn code(number: u8) -> Option<Code> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -341,8 +322,8 @@ mod tests {
         let (directory, authority) = authority();
         let anybody = File::open(directory.path()).unwrap();
         anybody.lock().unwrap();
-        let held = hold(directory.path()).unwrap();
-        let refused = hold_within(directory.path(), Duration::from_millis(50)).unwrap_err();
+        let held = hold(directory.path(), PATIENCE).unwrap();
+        let refused = hold(directory.path(), Duration::from_millis(50)).unwrap_err();
         let text = refused.to_string();
         assert!(
             text.starts_with(&format!("{}: ", directory.path().display()))

@@ -14,20 +14,22 @@ use uuid::Uuid;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::x509::X509Name;
 
+use super::issuer::seconds;
+use super::request::{AuthorityRequest, CertificateRequest, KeyKind};
 use crate::error::{BadRequest, Error, Fault};
 use crate::host::Host;
 use crate::identity::{Identity, certify, signing_key};
 use crate::inspect::CertificateInfo;
 use crate::limits::check_issuer;
-use crate::request::{AuthorityRequest, CertificateRequest, KeyKind};
+use crate::pem::Sections;
 use crate::trust::Trust;
 use crate::{der, eku, store};
 use ssntp_transport::provider;
 
 pub(crate) const CERTIFICATE_FILE: &str = "ca.pem";
 pub(crate) const KEY_FILE: &str = "ca.key";
-pub(crate) const PUBLIC: u32 = 0o644;
-pub(crate) const PRIVATE: u32 = 0o600;
+pub(crate) const PUBLIC: Option<u32> = Some(0o644);
+pub(crate) const PRIVATE: Option<u32> = Some(0o600);
 
 pub(crate) const DAY: u64 = 86_400;
 pub(crate) const MAX_DAYS: u32 = 36_500;
@@ -45,8 +47,7 @@ pub struct Authority {
     pub(crate) issuer: Issuer<'static, KeyPair>,
     pub(crate) info: CertificateInfo,
     trust: Trust,
-    certificate_pem: String,
-    key_pem: String,
+    pub(crate) certificate_pem: String,
 }
 
 impl Authority {
@@ -56,27 +57,28 @@ impl Authority {
     /// [`Error::Request`] if the request cannot be met; [`Error::Crypto`].
     pub fn new(request: &AuthorityRequest) -> Result<Self, Error> {
         let key = generate(request.key)?;
-        let mut params = params(&request.name)?;
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, request.name.as_str());
-        params.distinguished_name.push(
-            DnType::CommonName,
-            // A common name has 64 characters at most.
-            format!("{} CA", request.name.chars().take(61).collect::<String>()),
-        );
-        let (start, end) = lifetime(request.valid_from, request.days)?;
-        params.not_before += Duration::from_secs(start);
-        params.not_after += Duration::from_secs(end);
-        // Below it there may be issuers, and below those only peers.
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let mut params = params(&request.name, lifetime(request.valid_from, request.days)?)?;
+        // A common name has 64 characters at most.
+        let common = format!("{} CA", request.name.chars().take(61).collect::<String>());
+        let name = &mut params.distinguished_name;
+        name.push(DnType::OrganizationName, request.name.as_str());
+        name.push(DnType::CommonName, common);
         params.subject_alt_names = alternatives(&request.hosts, None)?;
+        // Below it there may be issuers, and below those only peers.
+        Self::self_signed(params, BasicConstraints::Constrained(1), key, "the new authority")
+    }
+
+    /// Signs the certificate of an authority with its own key.
+    pub(crate) fn self_signed(
+        mut params: CertificateParams,
+        constraints: BasicConstraints,
+        key: KeyPair,
+        origin: &str,
+    ) -> Result<Self, Error> {
+        of_authority(&mut params, constraints);
         let certificate = params.self_signed(&key).map_err(crypto)?;
-        let info = CertificateInfo::from_der(certificate.der());
-        let info = info.map_err(Error::content("the new authority"))?;
-        let (certificate_pem, key_pem) = (certificate.pem(), key.serialize_pem());
-        Self::assemble(info, certificate_pem, key, key_pem, "the new authority")
+        let info = CertificateInfo::from_der(certificate.der()).map_err(Error::content(origin))?;
+        Self::assemble(info, certificate.pem(), key, origin)
     }
 
     /// Loads `ca.pem` and `ca.key` from a directory.
@@ -93,29 +95,25 @@ impl Authority {
     pub(crate) fn load_files(certificate_path: &Path, key_path: &Path) -> Result<Self, Error> {
         let origin = store::origin(certificate_path);
         let certificate_pem = String::from_utf8_lossy(&store::read(certificate_path)?).into_owned();
-        let key_pem = String::from_utf8_lossy(&store::read(key_path)?).into_owned();
-
-        let sections = store::Sections::read(certificate_pem.as_bytes());
+        let sections = Sections::read(certificate_pem.as_bytes());
         let info = sections
             .and_then(|sections| CertificateInfo::from_der(&sections.certificates()?[0]))
             .and_then(|info| info.check_validity(der::now()).map(|()| info))
             .map_err(Error::content(&origin))?;
         let key_origin = store::origin(key_path);
         let unfit = |fault| Error::content(&key_origin)(fault);
-        let sections = store::Sections::read(key_pem.as_bytes()).map_err(unfit)?;
-        let key = sections.key().map_err(unfit)?;
+        let key = store::load(key_path)?.key().map_err(unfit)?;
         store::warn_of_open_key(key_path);
         let signing = signing_key(key.clone_key(), &key_origin)?;
         certify(vec![info.der.clone()], signing).map_err(unfit)?;
         let pair = key_pair(&key).map_err(unfit)?;
-        Self::assemble(info, certificate_pem, pair, key_pem, &origin)
+        Self::assemble(info, certificate_pem, pair, &origin)
     }
 
     pub(crate) fn assemble(
         info: CertificateInfo,
         certificate_pem: String,
         key: KeyPair,
-        key_pem: String,
         origin: &str,
     ) -> Result<Self, Error> {
         let trust = Trust::new(vec![info.clone()]).map_err(Error::content(origin))?;
@@ -125,7 +123,6 @@ impl Authority {
             info,
             trust,
             certificate_pem,
-            key_pem,
         })
     }
 
@@ -161,7 +158,7 @@ impl Authority {
                 });
             }
         }
-        store::write(key, &self.key_pem, PRIVATE)?;
+        store::write(key, &self.key_pem(), PRIVATE)?;
         store::write(certificate, &self.certificate_pem, PUBLIC)
     }
 
@@ -196,26 +193,20 @@ impl Authority {
 
     /// The parameters of a certificate without its key.
     pub(crate) fn params_for(&self, request: &CertificateRequest) -> Result<CertificateParams, Error> {
-        let (start, end) = lifetime(request.valid_from, request.days)?;
-        self.params_within(request, start, end)
+        self.params_within(request, lifetime(request.valid_from, request.days)?)
     }
 
     /// As [`params_for`](Self::params_for), with the ends of the lifetime in seconds since 1970.
     pub(crate) fn params_within(
         &self,
         request: &CertificateRequest,
-        start: u64,
-        end: u64,
+        (start, end): (u64, u64),
     ) -> Result<CertificateParams, Error> {
-        let mut params = subject_params(request)?;
-        let authority_end = self.info.not_after.duration_since(UNIX_EPOCH);
-        let end = end.min(authority_end.unwrap_or_default().as_secs());
+        let end = end.min(seconds(self.info.not_after));
         if end <= start {
-            let not_after = self.info.not_after_text();
-            return Err(BadRequest::AuthorityExpires { not_after }.into());
+            return Err(BadRequest::AuthorityExpires(self.info.not_after_text()).into());
         }
-        params.not_before += Duration::from_secs(start);
-        params.not_after += Duration::from_secs(end);
+        let mut params = subject_params(request, (start, end))?;
         params.use_authority_key_identifier_extension = true;
         Ok(params)
     }
@@ -252,9 +243,9 @@ impl Authority {
         &self.certificate_pem
     }
 
-    /// The authority's private key as PEM text. Keep it secret.
-    pub fn key_pem(&self) -> &str {
-        &self.key_pem
+    /// The authority's private key as PEM text (PKCS#8). Keep it secret.
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
     }
 }
 
@@ -320,34 +311,34 @@ impl fmt::Debug for Issued {
 }
 
 /// The name, usages and alternative names of a requested certificate.
-pub(crate) fn subject_params(request: &CertificateRequest) -> Result<CertificateParams, Error> {
+pub(crate) fn subject_params(
+    request: &CertificateRequest,
+    within: (u64, u64),
+) -> Result<CertificateParams, Error> {
     if request.roles.unknown_bits() != 0 {
         return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
     }
-    let mut params = params(&request.name)?;
-    params
-        .distinguished_name
-        .push(DnType::CommonName, request.name.as_str());
+    let mut params = params(&request.name, within)?;
+    let name = &mut params.distinguished_name;
+    name.push(DnType::CommonName, request.name.as_str());
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    if request.is_server() {
-        params
-            .extended_key_usages
-            .push(ExtendedKeyUsagePurpose::ServerAuth);
-    }
-    params
-        .extended_key_usages
-        .push(ExtendedKeyUsagePurpose::ClientAuth);
-    params
-        .extended_key_usages
-        .extend(eku::identifiers(request.roles).map(ExtendedKeyUsagePurpose::Other));
+    let server = request.is_server().then_some(ExtendedKeyUsagePurpose::ServerAuth);
+    let usages = server.into_iter().chain([ExtendedKeyUsagePurpose::ClientAuth]);
+    let roles = eku::identifiers(request.roles).map(ExtendedKeyUsagePurpose::Other);
+    params.extended_key_usages = usages.chain(roles).collect();
     params.subject_alt_names = alternatives(&request.all_hosts(), request.uuid)?;
     Ok(params)
 }
 
-/// Parameters with a checked name and a random serial number. Both ends of the lifetime are
-/// at 1970, so that seconds can be added.
-pub(crate) fn params(name: &str) -> Result<CertificateParams, Error> {
+/// Makes the parameters those of an authority.
+pub(crate) fn of_authority(params: &mut CertificateParams, constraints: BasicConstraints) {
+    params.is_ca = IsCa::Ca(constraints);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+}
+
+/// Parameters with a checked name, a random serial number, and these ends of the lifetime in seconds since 1970.
+pub(crate) fn params(name: &str, (start, end): (u64, u64)) -> Result<CertificateParams, Error> {
     let length = name.chars().count();
     if !(1..=64).contains(&length) || name.chars().any(char::is_control) || name.trim().is_empty() {
         return Err(BadRequest::Name(name.to_owned()).into());
@@ -362,9 +353,10 @@ pub(crate) fn params(name: &str) -> Result<CertificateParams, Error> {
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
     params.serial_number = Some(serial.to_vec().into());
-    params.distinguished_name = rcgen::DistinguishedName::new();
-    params.not_before = rcgen::date_time_ymd(1970, 1, 1);
-    params.not_after = params.not_before;
+    params.distinguished_name = DistinguishedName::new();
+    let beginning = rcgen::date_time_ymd(1970, 1, 1);
+    params.not_before = beginning + Duration::from_secs(start);
+    params.not_after = beginning + Duration::from_secs(end);
     Ok(params)
 }
 
@@ -444,7 +436,7 @@ fn plain_ed25519(pair: &KeyPair) -> Result<KeyPair, rcgen::Error> {
 
 /// The only key of a PEM text, to sign with.
 pub(crate) fn key_pair_of(pem: &[u8]) -> Result<KeyPair, Fault> {
-    key_pair(&store::Sections::read(pem)?.key()?)
+    key_pair(&Sections::read(pem)?.key()?)
 }
 
 pub(crate) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {

@@ -14,11 +14,11 @@ use rcgen::{KeyPair, SubjectPublicKeyInfo};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
+use super::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair_of, subject_params};
+use super::request::CertificateRequest;
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
-use crate::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair_of, subject_params};
-use crate::pem::{self, Content};
-use crate::request::CertificateRequest;
+use crate::pem::Sections;
 use crate::{der, store};
 
 impl CertificateRequest {
@@ -31,7 +31,7 @@ impl CertificateRequest {
     /// key, [`Error::Read`], [`Error::Write`], [`Error::Crypto`].
     pub fn write_signing_request(&self, key: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<bool, Error> {
         let key = key.as_ref();
-        let mut params = subject_params(self)?;
+        let mut params = subject_params(self, (0, 0))?;
         // The authority chooses the number.
         params.serial_number = None;
         let had_key = fs::symlink_metadata(key).is_ok();
@@ -86,20 +86,16 @@ pub(crate) fn requested<T>(
     take: impl FnOnce(&X509CertificationRequest<'_>, SubjectPublicKeyInfo) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     let unfit = |why: &str| Fault::SigningRequest(why.to_owned());
-    let sections = pem::sections(text)?.into_iter();
-    let mut requests = sections.filter_map(|section| match section.content {
-        Content::Request(request) => Some(request),
-        _ => None,
-    });
-    let request = match (requests.next(), requests.next()) {
-        (Some(request), None) => request,
-        (None, _) => return Err(unfit("there is no CERTIFICATE REQUEST")),
-        (Some(_), Some(_)) => return Err(unfit("there are several; each is signed from a file of its own")),
+    let requests = Sections::read(text)?.requests;
+    let request = match requests.as_slice() {
+        [request] => request,
+        [] => return Err(unfit("there is no CERTIFICATE REQUEST")),
+        _ => return Err(unfit("there are several; each is signed from a file of its own")),
     };
-    let parsed = X509CertificationRequest::from_der(&request);
+    let parsed = X509CertificationRequest::from_der(request);
     let (_, parsed) = parsed.map_err(|e| unfit(&e.to_string()))?;
     let key = parsed.certification_request_info.subject_pki.raw;
-    if !der::is_signed_by(&request, key) {
+    if !der::is_signed_by(request, key) {
         let why = "the request is not signed by its own key";
         return Err(Fault::UnusableKey(why.to_owned()));
     }
