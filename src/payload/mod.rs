@@ -24,7 +24,6 @@
 //!
 //! | file | frames |
 //! |---|---|
-//! | `trace_report` | TraceReport |
 //! | `servers` | ListServers, DrainServer, Servers |
 //! | `sessions` | ListSessions, Sessions |
 //! | `draining` | Draining |
@@ -38,7 +37,6 @@
 //! |---|---|
 //! | `content` | [`Content`]: the types of an application |
 //! | `json` | JSON for these types |
-//! | [`timestamp`] | points in time as TraceReport writes them |
 //! | `id` | [`Id`], the text that identifies an entity |
 //! | `names` | texts with known values, which keep unknown values |
 //! | `schema` | the macros that define a schema |
@@ -62,8 +60,6 @@ mod names;
 pub mod schema;
 mod servers;
 mod sessions;
-pub mod timestamp;
-mod trace_report;
 mod watch;
 
 use bytes::Bytes;
@@ -76,7 +72,6 @@ pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
 pub use self::kick::{BanEntry, Bans, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
 pub use self::servers::{DrainServer, ListServers, ServerEntry, ServerState, Servers};
 pub use self::sessions::{ListSessions, SessionEntry, Sessions};
-pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::watch::{Watch, Watched};
 use crate::proto::FrameKind;
 

@@ -13,11 +13,11 @@ use crate::daemon::{Outcome, UserRequest};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload, tenant_of};
 use crate::source::{Listed, Output, Picture, Rows, Source, Written};
 use crate::{Applied, Changed, Figures, Health, Query, Refused, Row, Snapshot, Spec, State, Status};
-use ssntp::payload::{FrameTrace, Id, NodeTrace, SessionEntry};
+use ssntp::payload::{Id, SessionEntry};
 use ssntp::proto::Frame;
 use ssntp_payload::{
-    InstanceStats, NodeConnected, NodeDisconnected, NodeNetwork, NodeStatus, NodeType, Stats, TenantEntry,
-    TunnelStats,
+    FrameTrace, InstanceStats, NodeConnected, NodeDisconnected, NodeNetwork, NodeStatus, NodeTrace, NodeType,
+    Stats, TenantEntry, TunnelStats,
 };
 use ssntp_view::View;
 
@@ -376,16 +376,16 @@ impl MadeUp {
         let hop = |role: &str, uuid, rx: u64, tx: u64| NodeTrace {
             ssntp_node_uuid: Id::from(uuid),
             ssntp_role: role.into(),
-            rx_timestamp: ssntp::payload::timestamp::format(rx),
-            tx_timestamp: ssntp::payload::timestamp::format(tx),
+            rx_timestamp: ssntp_payload::timestamp::format(rx),
+            tx_timestamp: ssntp_payload::timestamp::format(tx),
         };
         let begin = 1_789_999_000_000_000_000;
         let trace = FrameTrace {
             label: format!("START {name}"),
             frame_type: "COMMAND".into(),
             operand: "START".into(),
-            start_timestamp: ssntp::payload::timestamp::format(begin),
-            end_timestamp: ssntp::payload::timestamp::format(begin + 4_000_000),
+            start_timestamp: ssntp_payload::timestamp::format(begin),
+            end_timestamp: ssntp_payload::timestamp::format(begin + 4_000_000),
             nodes: vec![
                 hop("Controller", Uuid::from_u128(0xc0), 0, begin),
                 hop(

@@ -44,10 +44,12 @@
 //! | `tenants` | Tenant, Tenants |
 //! | `stream` | OpenStream, StreamCredit, CloseStream, StreamOpened, StreamData, StreamEnded: plain bytes |
 //! | `enrolment` | ManageEnrolment, EnrolmentList |
+//! | `trace_report` | TraceReport |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `workload`, `label` | what START and RESTART share; names and labels of instances |
 //! | `health` | the health checks of instances, in START and STATS |
 //!
+//! `timestamp` has points in time as STATS and TraceReport write them,
 //! `workload` has the keys that START and RESTART share, `label` the rules for names and labels of
 //! instances. FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
 
@@ -90,6 +92,8 @@ mod stop;
 mod stream;
 mod tenant;
 mod tenants;
+pub mod timestamp;
+mod trace_report;
 mod volume;
 mod workload;
 
@@ -113,5 +117,6 @@ pub use self::stop::{Delete, Stop};
 pub use self::stream::*;
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::tenants::{Tenant, TenantAction, TenantAddress, TenantEntry, TenantRefusal, Tenants};
+pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::volume::{AttachVolume, DetachVolume};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};

@@ -151,7 +151,7 @@ schema! {
         /// The labels from its START; default: none. Left out when empty.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         labels: BTreeMap<String, String>,
-        /// The start of its last run, in the form of [`timestamp`](ssntp::payload::timestamp); default: empty,
+        /// The start of its last run, in the form of [`timestamp`](crate::timestamp); default: empty,
         /// unknown. Left out when empty.
         #[serde(skip_serializing_if = "str::is_empty")]
         started: Box<str>,

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 
 use crate::failure::Failure;
-use ssntp::payload::{Error, FrameTrace, Id, yaml};
+use ssntp::payload::{Error, Id, yaml};
 use ssntp::proto::Frame;
 use ssntp_payload::{
-    ConcentratorInstanceAdded, HealthState, InstanceEnd, InstanceState, InstanceStats, MAX_LABELS,
-    NodeStatus, NodeType, PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name,
+    ConcentratorInstanceAdded, FrameTrace, HealthState, InstanceEnd, InstanceState, InstanceStats,
+    MAX_LABELS, NodeStatus, NodeType, PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name,
 };
 
 /// The length limit of UUIDs, addresses, states and reasons, in bytes. Valid ones are shorter.

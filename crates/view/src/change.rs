@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use crate::ending::Ending;
 use crate::failure::Failure;
-use ssntp::payload::{self, FrameTrace, Id};
+use ssntp::payload::{self, Id};
 use ssntp::proto::FrameKind;
-use ssntp_payload::{InstanceState, NodeStatus, NodeType};
+use ssntp_payload::{FrameTrace, InstanceState, NodeStatus, NodeType};
 
 /// A change of a controller's view. Displayed as a sentence, by a derive that makes it an error type as well.
 /// Serialized for programs: the key `event` is the name of the variant in snake case, and the other keys are the

@@ -32,11 +32,11 @@ use crate::cncis::Cncis;
 use crate::entities::{Cnci, Instance, Node};
 use crate::failure::Failure;
 use crate::find::{FindError, find};
-use ssntp::payload::{Error, Id, TraceReport};
+use ssntp::payload::{Error, Id};
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 use ssntp_payload::{
     InstanceDeleted, InstanceStats, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, NodeStatus,
-    NodeType, SnapshotComplete, Stats,
+    NodeType, SnapshotComplete, Stats, TraceReport,
 };
 
 /// The maximum number of nodes: more than a scheduler has sessions. STATS of further nodes are ignored.

@@ -51,7 +51,7 @@ use bytes::Bytes;
 use log::{debug, info};
 use ssntp::Role;
 use ssntp::client::ClientFigures;
-use ssntp::payload::{Id, TraceReport};
+use ssntp::payload::Id;
 use ssntp::proto::{Command, Frame, FrameType, Status};
 use ssntp_cluster::Needs;
 use ssntp_cluster::machine::{self, Facts};
@@ -59,7 +59,7 @@ use ssntp_cluster::refusal::{Reason, Refused};
 use ssntp_payload::{
     AttachVolume, CommandSubject, Configure, Delete, DetachVolume, Evacuate, InvalidConfiguration,
     Maintenance, NodeStatus, OpenStream, Ready, Restart, Restore, StartPayload, Stats, Stop, StreamCredit,
-    StreamEndReason, StreamEnded, TunnelStats, stream_of,
+    StreamEndReason, StreamEnded, TraceReport, TunnelStats, stream_of,
 };
 use ssntp_transport::{NEVER, excerpt};
 use uuid::Uuid;

@@ -1,8 +1,8 @@
 //! STATS: the line of each instance, and the frame.
 
-use ssntp::payload::timestamp;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
 use ssntp::proto::Frame;
+use ssntp_payload::timestamp;
 use ssntp_payload::{HealthState, InstanceState, InstanceStats, Stats};
 use uuid::Uuid;
 

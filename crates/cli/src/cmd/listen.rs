@@ -4,8 +4,8 @@ use clap::value_parser;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::client::{Client, ClientEvent};
-use ssntp::payload::timestamp;
 use ssntp::proto::{Frame, Operands, Trace};
+use ssntp_payload::timestamp;
 use uuid::Uuid;
 
 use crate::application::Applications;

@@ -8,8 +8,7 @@ use uuid::Uuid;
 use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write, ending_text, short};
 use crate::reconcile::{Labels, Seen, SeenEnd, SeenInstance};
 use crate::store::MAX_TEXT;
-use ssntp::payload::FrameTrace;
-use ssntp_payload::{InstanceState, NodeStatus};
+use ssntp_payload::{FrameTrace, InstanceState, NodeStatus};
 use ssntp_transport::excerpt;
 use ssntp_view::{Change, Failure, Instance, Node, View};
 
@@ -241,7 +240,8 @@ pub(super) fn figures(view: &View, at: i64) -> Vec<Write> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ssntp::payload::{Id, NodeTrace, timestamp};
+    use ssntp::payload::Id;
+    use ssntp_payload::{NodeTrace, timestamp};
 
     #[test]
     fn rows_about_one_node_are_bounded_in_each_minute() {

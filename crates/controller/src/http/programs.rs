@@ -17,8 +17,8 @@ use crate::page::params::{Params, decode};
 use crate::reconcile::{self, RolloutOrder};
 use crate::source::Source;
 use crate::store::Query;
-use ssntp::payload::FrameTrace;
 use ssntp::pki::rfc3339;
+use ssntp_payload::FrameTrace;
 use ssntp_view::{Instance, Node, View};
 
 /// The rows of an answer to a request without `limit`.

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use ssntp::payload::timestamp;
 use ssntp::pki::rfc3339;
 use ssntp_payload::check_name;
+use ssntp_payload::timestamp;
 use ssntp_transport::{replace, sha256};
 use thiserror::Error;
 use uuid::Uuid;

@@ -14,9 +14,9 @@ use super::words::{Badge, Grade, Link, Span, WorkloadLink, known, labels, megaby
 use crate::clock::time;
 use crate::model::{self, InstanceState as Kept, ending_text, without_output};
 use crate::source::{Picture, Written};
-use ssntp::payload::timestamp;
 use ssntp_http::Answer;
 use ssntp_payload::InstanceState;
+use ssntp_payload::timestamp;
 use ssntp_transport::{deadline, left};
 use ssntp_view::Node;
 

@@ -11,7 +11,7 @@ use super::words::{Age, Span, short};
 use crate::clock::time;
 use crate::model::Row;
 use crate::store::Query;
-use ssntp::payload::{FrameTrace, timestamp};
+use ssntp_payload::{FrameTrace, timestamp};
 
 /// The newest traces that are listed.
 const LISTED: usize = 1000;

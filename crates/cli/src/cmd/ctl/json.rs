@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use ssntp::payload::{BanEntry, FrameTrace, Servers, SessionEntry, timestamp};
+use ssntp::payload::{BanEntry, Servers, SessionEntry};
+use ssntp_payload::{FrameTrace, timestamp};
 use ssntp_view::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 
 use crate::cmd::roles;

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::value_parser;
 use serde_json::{Value, json};
+use ssntp::payload::yaml;
 use ssntp::payload::yaml::Node;
-use ssntp::payload::{timestamp, yaml};
 use ssntp_controller::{Changed, Spec, encode};
+use ssntp_payload::timestamp;
 
 use super::api::{Api, ApiArgs, rows, text};
 use super::options::Options;

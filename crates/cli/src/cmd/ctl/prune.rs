@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ssntp::payload::timestamp;
 use ssntp_payload::InstanceState;
+use ssntp_payload::timestamp;
 use ssntp_view::{Instance, View};
 use uuid::Uuid;
 

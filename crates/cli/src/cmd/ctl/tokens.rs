@@ -5,10 +5,12 @@ use std::time::Duration;
 use clap::{Subcommand, value_parser};
 use serde_json::{Value, json};
 use ssntp::Role;
-use ssntp::payload::{Id, timestamp};
+use ssntp::payload::Id;
 use ssntp::pki::{JoinToken, StoredToken};
 use ssntp::transport::Address;
-use ssntp_payload::{EnrolmentAction, EnrolmentList, ManageEnrolment, NodeCertificate, TokenEntry};
+use ssntp_payload::{
+    EnrolmentAction, EnrolmentList, ManageEnrolment, NodeCertificate, TokenEntry, timestamp,
+};
 use ssntp_view::all_pages;
 use uuid::Uuid;
 

@@ -38,7 +38,7 @@ fn list_shows_the_end_of_each_token() {
     assert_eq!(code, Some(0), "{json}");
     let tokens: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(tokens[0]["expires"].is_null(), "{json}");
-    let day = |at: &serde_json::Value| ssntp::payload::timestamp::parse(at.as_str().unwrap()).unwrap();
+    let day = |at: &serde_json::Value| ssntp_payload::timestamp::parse(at.as_str().unwrap()).unwrap();
     let lifetime = day(&tokens[1]["expires"]) - day(&tokens[1]["made"]);
     assert_eq!(lifetime, 30 * 86_400 * 1_000_000_000);
     for days in ["0", "36501", "-1", "x"] {

@@ -1,11 +1,11 @@
 //! TraceReport: the hops of traced frames, with timestamps (EVENT 0x5).
 //!
-//! Timestamps have the form of [`timestamp`](super::timestamp), and are empty if unset.
+//! Timestamps have the form of [`timestamp`], and are empty if unset.
 
-use super::{Id, timestamp};
-use crate::proto::{Command, Frame, FrameKind, FrameType, Trace, TraceParent};
-use crate::schema;
-use ssntp_pki::Role;
+use crate::timestamp;
+use ssntp::payload::Id;
+use ssntp::proto::{Command, Frame, FrameKind, FrameType, Trace, TraceNode, TraceParent};
+use ssntp::{Role, schema};
 
 schema! {
     /// Traces of frames.
@@ -25,7 +25,7 @@ schema! {
     ///     tx_timestamp: 2017-07-14T02:40:00.1Z
     ///     rx_timestamp: ""
     /// ```
-    TraceReport = Event::TRACE_REPORT, up to crate::payload::yaml::MAX_DOCUMENT_LEN {
+    TraceReport = Event::TRACE_REPORT, up to ssntp::payload::yaml::MAX_DOCUMENT_LEN {
         /// One entry for each frame; default: none.
         frames: Vec<FrameTrace>,
     }
@@ -35,7 +35,7 @@ impl TraceReport {
     /// The report of those frames that have a trace.
     ///
     /// A report of 100 frames is always shorter than the
-    /// [longest document](super::yaml::MAX_DOCUMENT_LEN) that is read.
+    /// [longest document](ssntp::payload::yaml::MAX_DOCUMENT_LEN) that is read.
     ///
     /// ```
     /// use ssntp::Role;
@@ -82,7 +82,7 @@ schema! {
 impl FrameTrace {
     /// The trace of a frame of kind `kind`.
     pub fn new(kind: FrameKind, trace: &Trace) -> Self {
-        let node = |node: &crate::proto::TraceNode| NodeTrace {
+        let node = |node: &TraceNode| NodeTrace {
             ssntp_node_uuid: node.uuid.into(),
             ssntp_role: role_name(node.role),
             tx_timestamp: timestamp::format(node.sent_at),
@@ -156,7 +156,7 @@ fn operand_name(kind: FrameKind) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{ErrorCode, Event, Status};
+    use ssntp::proto::{ErrorCode, Event, Status};
 
     #[test]
     fn operands_have_the_names_of_the_first_implementation() {

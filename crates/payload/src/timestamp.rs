@@ -8,7 +8,7 @@ use time::format_description::well_known::Rfc3339;
 /// gives an empty text.
 ///
 /// ```
-/// use ssntp::payload::timestamp;
+/// use ssntp_payload::timestamp;
 ///
 /// assert_eq!(timestamp::format(1_500_000_000_250_000_000), "2017-07-14T02:40:00.25Z");
 /// assert_eq!(timestamp::format(0), "");
@@ -28,7 +28,7 @@ pub fn format(nanos: u64) -> String {
 /// nanosecond before it. `None` if the text is not a timestamp, or is outside 1970 to 2554.
 ///
 /// ```
-/// use ssntp::payload::timestamp;
+/// use ssntp_payload::timestamp;
 ///
 /// assert_eq!(timestamp::parse("2017-07-14T04:40:00+02:00"), Some(1_500_000_000_000_000_000));
 /// assert_eq!(timestamp::parse(""), Some(0));
