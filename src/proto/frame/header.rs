@@ -168,13 +168,7 @@ impl FromStr for FrameKind {
         }
         Self::all()
             .find(|kind| kind.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
-            .ok_or_else(|| {
-                let near = nearest(text).map(|kind| format!("; did you mean {kind}?"));
-                ParseKindError(format!(
-                    "{text:?} is not an operand of SSNTP{}",
-                    near.unwrap_or_default()
-                ))
-            })
+            .ok_or_else(|| ParseKindError(format!("{text:?} is not an operand of SSNTP")))
     }
 }
 
@@ -185,37 +179,6 @@ fn by_number(text: &str) -> Option<FrameKind> {
     // An operand of the protocol is given by its name, and a number that the protocol has not assigned would
     // be refused by every peer.
     kind.is_application().then_some(kind)
-}
-
-/// The operand whose name a text misspells: one letter is wrong, or at most a third of the letters.
-fn nearest(text: &str) -> Option<FrameKind> {
-    let text = text.to_ascii_lowercase();
-    // No name is that long, and the time of the comparison grows with the length.
-    if text.len() > 40 {
-        return None;
-    }
-    // The case of letters does not count as a mistake.
-    let distance = |kind: FrameKind| Some((edits(&text, &kind.name()?.to_ascii_lowercase()), kind));
-    let (edits, kind) = FrameKind::all()
-        .filter_map(distance)
-        .min_by_key(|(edits, _)| *edits)?;
-    (edits * 3 <= text.len().max(3)).then_some(kind)
-}
-
-/// The Levenshtein distance: the number of letters to insert, remove or replace to turn one text
-/// into the other.
-fn edits(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, letter) in one.bytes().enumerate() {
-        let mut diagonal = at;
-        row[0] = at + 1;
-        for (to, same) in other.bytes().map(|o| o == letter).enumerate() {
-            let replaced = diagonal + usize::from(!same);
-            diagonal = row[to + 1];
-            row[to + 1] = replaced.min(row[to] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// A text that is not the name of a frame type or operand.

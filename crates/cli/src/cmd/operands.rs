@@ -1,5 +1,8 @@
 //! `ssntp operands`: every kind of frame, who may send it and where it goes.
 
+use clap::builder::PossibleValuesParser;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, Command};
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{FrameKind, FrameType, Operands};
@@ -52,10 +55,22 @@ const COLUMNS: Columns<(Filter, Rules), FrameKind> = &[
 pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure> {
     let kind = operands.kind(text);
     kind.map_err(|e| {
+        let like = like(text).map_or(String::new(), |name| format!("; did you mean {name}?"));
         Failure::usage(format!(
-            "{e}; `ssntp operands` shows all, and --application adds one"
+            "{e}{like}; `ssntp operands` shows all, and --application adds one"
         ))
     })
+}
+
+/// The operand with the most similar name, as clap finds it.
+fn like(text: &str) -> Option<String> {
+    let names = PossibleValuesParser::new(FrameKind::all().filter_map(FrameKind::name));
+    let operand = Command::new("ssntp").arg(Arg::new("operand").value_parser(names));
+    let error = operand.try_get_matches_from(["ssntp", text]).err()?;
+    match error.get(ContextKind::SuggestedValue)? {
+        ContextValue::String(name) => Some(name.clone()),
+        _ => None,
+    }
 }
 
 /// The roles that may send frames of a kind.
