@@ -184,23 +184,6 @@ impl ClientConfig {
         self
     }
 
-    /// The number of rounds that may fail in a row before the client ends, at least 1. Default:
-    /// no limit.
-    #[must_use]
-    pub fn attempts(mut self, rounds: u32) -> Self {
-        self.attempts = Some(rounds.max(1));
-        self
-    }
-
-    /// As [`attempts`](Self::attempts), but only until the first session is established. A program
-    /// with a small value here reports a wrong address soon, and later still waits for a server
-    /// that restarts. Default: as `attempts`.
-    #[must_use]
-    pub fn first_attempts(mut self, rounds: u32) -> Self {
-        self.first_attempts = Some(rounds.max(1));
-        self
-    }
-
     setters! {
         /// Renews the client's certificate in these files at two thirds of its life: asks the server over the session,
         /// with a new key, replaces `node.pem` in one step, and uses it as [`renew`](super::ClientHandle::renew)
@@ -244,6 +227,15 @@ impl ClientConfig {
 
         /// The time limit for TLS and the protocol's handshake together. Default: 10 s.
         handshake_timeout: Duration;
+
+        /// The number of rounds that may fail in a row before the client ends, at least 1. Default:
+        /// no limit.
+        attempts as Some: u32;
+
+        /// As [`attempts`](Self::attempts), but only until the first session is established. A program
+        /// with a small value here reports a wrong address soon, and later still waits for a server
+        /// that restarts. Default: as `attempts`.
+        first_attempts as Some: u32;
 
         /// The pauses between rounds of attempts; a round is one attempt at each server. If there
         /// is no other server, the client also pauses after the loss of a session. Each round that

@@ -195,14 +195,7 @@ pub enum DialFault {
 impl DialFault {
     /// True if a later attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
-        match self {
-            Self::Connect(_) | Self::Lost(_) | Self::Tls(_) => true,
-            Self::ServerCertificate(_) | Self::ServerName(_) | Self::OwnCertificate(_) | Self::Revoked => {
-                false
-            }
-            Self::Refused(refusal) => refusal.may_retry(),
-            Self::Several(faults) => faults.iter().any(Self::may_retry),
-        }
+        self.facts().1
     }
 
     /// The faults of which this one consists.
@@ -237,29 +230,31 @@ impl DialFault {
     /// True if the client's identity may be the cause: the server has answered, and its own
     /// certificate is accepted.
     pub(super) fn may_be_of_identity(&self) -> bool {
-        match self {
-            Self::Connect(_) | Self::ServerCertificate(_) | Self::ServerName(_) => false,
-            Self::Tls(e) => !matches!(**e, TlsError::Deadline),
-            Self::Refused(refusal) => *refusal != Refusal::Deadline,
-            Self::Lost(_) | Self::OwnCertificate(_) | Self::Revoked => true,
-            Self::Several(faults) => faults.iter().any(Self::may_be_of_identity),
-        }
+        self.facts().2
     }
 
     /// The fault in one word, for metrics and logs: `connect`, `lost`,
     /// `server_certificate`, `server_name`, `own_certificate`, and those of
     /// [`TlsError::word`] and [`Refusal::word`]. The metrics count each of several faults.
     pub fn word(&self) -> &'static str {
+        self.facts().0
+    }
+
+    /// The word, and the answers of `may_retry` and of `may_be_of_identity`.
+    fn facts(&self) -> (&'static str, bool, bool) {
         match self {
-            Self::Connect(_) => "connect",
-            Self::Lost(_) => "lost",
-            Self::Tls(e) => e.word(),
-            Self::ServerCertificate(_) => "server_certificate",
-            Self::ServerName(_) => "server_name",
-            Self::OwnCertificate(_) => "own_certificate",
-            Self::Revoked => "revoked",
-            Self::Refused(refusal) => refusal.word(),
-            Self::Several(_) => "several",
+            Self::Connect(_) => ("connect", true, false),
+            Self::Lost(_) => ("lost", true, true),
+            Self::Tls(e) => (e.word(), true, !matches!(**e, TlsError::Deadline)),
+            Self::ServerCertificate(_) => ("server_certificate", false, false),
+            Self::ServerName(_) => ("server_name", false, false),
+            Self::OwnCertificate(_) => ("own_certificate", false, true),
+            Self::Revoked => ("revoked", false, true),
+            Self::Refused(refusal) => (refusal.word(), refusal.may_retry(), *refusal != Refusal::Deadline),
+            Self::Several(faults) => {
+                let any = |is: fn(&Self) -> bool| faults.iter().any(is);
+                ("several", any(Self::may_retry), any(Self::may_be_of_identity))
+            }
         }
     }
 

@@ -120,7 +120,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 use self::core::ClientCore;
@@ -224,10 +224,7 @@ impl Client {
     /// # Errors
     /// As [`recv_timeout`](Self::recv_timeout).
     pub fn try_recv(&self) -> Result<ClientEvent, RecvError> {
-        self.events.try_recv().map_err(|e| match e {
-            TryRecvError::Empty => RecvError::Empty,
-            TryRecvError::Disconnected => RecvError::Ended(self.reason()),
-        })
+        self.recv_timeout(Duration::ZERO)
     }
 
     /// Iterates over the events until the client ends. Each step waits for the next event.
@@ -257,11 +254,8 @@ impl Client {
     pub fn recv_frame_timeout(&self, limit: Duration) -> Result<Frame, RecvError> {
         let deadline = deadline(limit);
         loop {
-            match self.events.recv_timeout(remaining(deadline)) {
-                Ok(ClientEvent::Frame(frame)) => return Ok(frame),
-                Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => return Err(RecvError::Empty),
-                Err(RecvTimeoutError::Disconnected) => return Err(RecvError::Ended(self.reason())),
+            if let ClientEvent::Frame(frame) = self.recv_timeout(remaining(deadline))? {
+                return Ok(frame);
             }
         }
     }

@@ -33,7 +33,7 @@ use crate::proto::Frame;
 use crate::wire::outgoing;
 use ssntp_pki::Role;
 use ssntp_transport::{
-    Limits, Load, Outbox, Outgoing, PushError, locked, locked_again, nanoseconds, now, wall_clock,
+    Limits, Load, Outbox, Outgoing, PushError, locked, locked_again, nanoseconds, now, remaining, wall_clock,
 };
 
 #[derive(Debug)]
@@ -86,11 +86,10 @@ pub(super) enum Obstacle {
     Fault(SendFault),
     /// The session's outbox has no room below this mark.
     Session(Outbox, Limits),
-    /// There is no session, and the queue for the next one is full. This is the number of changes
-    /// until then, so that a wait that begins later misses no change.
-    QueueFull(u64),
-    /// It is a request, and the session is being replaced. The number is as before.
-    Replaced(u64),
+    /// The state must change first: there is no session, and the queue for the next one is full; or it is a request,
+    /// and the session is being replaced. This is the number of changes until then, so that a wait that begins later
+    /// misses no change; and the fault if none comes.
+    State(u64, SendFault),
 }
 
 /// The state of an uplink when it was ended.
@@ -136,7 +135,7 @@ impl Uplink {
                     (Some(Offline::Queue(limits)), _) => limits,
                     (_, Gap::No) => return Err(Obstacle::Fault(SendFault::NotConnected)),
                     (Some(Offline::Fail), _) => self.queue,
-                    (None, _) => return Err(Obstacle::Replaced(seen)),
+                    (None, _) => return Err(Obstacle::State(seen, SendFault::NotConnected)),
                 };
                 let len = frame.encoded_len() as u64;
                 let frames = waiting.frames.len() as u64;
@@ -144,13 +143,15 @@ impl Uplink {
                 // An empty queue accepts any frame, as an outbox does: otherwise a frame that is
                 // longer than the limit could never be sent.
                 if !fits && frames > 0 {
-                    return Err(Obstacle::QueueFull(seen));
+                    return Err(Obstacle::State(seen, SendFault::Full));
                 }
                 waiting.bytes += len;
                 waiting.frames.push_back(frame.clone());
                 Ok(())
             }
-            UplinkState::Up(up) if offline.is_none() && up.is_leaving => Err(Obstacle::Replaced(seen)),
+            UplinkState::Up(up) if offline.is_none() && up.is_leaving => {
+                Err(Obstacle::State(seen, SendFault::NotConnected))
+            }
             // A session began after the first check of the state. If it is over already, a wait
             // for its outbox ends at once, and the frame is offered again.
             UplinkState::Up(up) => {
@@ -185,21 +186,17 @@ impl Uplink {
     /// # Errors
     /// It never will, or has not gone at the deadline.
     pub(super) fn wait(&self, obstacle: Obstacle, deadline: Option<Instant>) -> Result<(), SendFault> {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
+        let left = deadline.map(remaining);
         let is_late = left.is_some_and(|left| left.is_zero());
         let (may_have_gone, fault) = match obstacle {
             Obstacle::Fault(fault) => (false, fault),
-            Obstacle::Replaced(seen) => (
-                !is_late && self.changes.wait(seen, deadline),
-                SendFault::NotConnected,
-            ),
+            Obstacle::State(seen, fault) => (!is_late && self.changes.wait(seen, deadline), fault),
             _ if is_late => (false, SendFault::Full),
             // If the session is over, the frame is offered to the next session or the queue.
             Obstacle::Session(outbox, mark) => (
                 outbox.wait_for_room(mark, left) || outbox.is_closed(),
                 SendFault::Full,
             ),
-            Obstacle::QueueFull(seen) => (self.changes.wait(seen, deadline), SendFault::Full),
         };
         may_have_gone.then_some(()).ok_or(fault)
     }
@@ -462,9 +459,7 @@ impl Changes {
 
     /// Waits until the number is no longer `seen`. Returns false if it still is at the deadline.
     pub(super) fn wait(&self, seen: u64, deadline: Option<Instant>) -> bool {
-        let limit = deadline.map_or(Duration::MAX, |deadline| {
-            deadline.saturating_duration_since(now())
-        });
+        let limit = deadline.map_or(Duration::MAX, remaining);
         let number = locked(&self.number);
         let waited = self
             .changed

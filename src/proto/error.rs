@@ -160,16 +160,25 @@ impl Refusal {
         }
     }
 
-    /// True if no later attempt of this client at this server can succeed.
-    fn is_for_good(&self) -> bool {
-        matches!(
-            self,
-            Self::Role { .. }
-                | Self::BorrowedUuid { .. }
-                | Self::OwnUuid(_)
-                | Self::UnboundCertificate
-                | Self::Unwanted { for_now: false, .. }
-        )
+    /// The refusal in one word, and true if a client must not come back.
+    fn facts(&self) -> (&'static str, bool) {
+        match self {
+            Self::Role { .. } => ("role", true),
+            Self::NotAServer(_) => ("role", false),
+            Self::BorrowedUuid { .. } | Self::OwnUuid(_) | Self::UnboundCertificate => ("uuid", true),
+            Self::UuidOwned(_) | Self::UuidInUse(_) | Self::OtherAuthority(_) | Self::WrongUuid(_) => {
+                ("uuid", false)
+            }
+            Self::Banned(_) => ("banned", false),
+            Self::SessionLimit(_) => ("limit", false),
+            Self::CertificateLimit(_) => ("certificate_limit", false),
+            Self::Busy(_) => ("stopping", false),
+            Self::Unwanted { for_now, .. } => ("application", !for_now),
+            Self::Deadline => ("timeout", false),
+            Self::PeerFailed => ("failed", false),
+            Self::PeerAborted => ("aborted", false),
+            _ => ("connect", false),
+        }
     }
 
     /// The server's error frame for the peer. `None` if the connection is closed without one.
@@ -178,37 +187,19 @@ impl Refusal {
             Self::NotConnect(_) | Self::PeerFailed | Self::PeerAborted => None,
             // A client answers each fault of a server with ConnectionFailure, see
             // `ClientHandshake::answer`.
-            _ if self.is_for_good() => Some(ErrorCode::CONNECTION_ABORTED),
+            _ if self.facts().1 => Some(ErrorCode::CONNECTION_ABORTED),
             _ => Some(ErrorCode::CONNECTION_FAILURE),
         }
     }
 
     /// The refusal in one word, for metrics and logs. The set of words is fixed.
     pub fn word(&self) -> &'static str {
-        match self {
-            Self::Role { .. } | Self::NotAServer(_) => "role",
-            Self::BorrowedUuid { .. }
-            | Self::OwnUuid(_)
-            | Self::UnboundCertificate
-            | Self::UuidOwned(_)
-            | Self::UuidInUse(_)
-            | Self::OtherAuthority(_)
-            | Self::WrongUuid(_) => "uuid",
-            Self::Banned(_) => "banned",
-            Self::SessionLimit(_) => "limit",
-            Self::CertificateLimit(_) => "certificate_limit",
-            Self::Busy(_) => "stopping",
-            Self::Unwanted { .. } => "application",
-            Self::Deadline => "timeout",
-            Self::PeerFailed => "failed",
-            Self::PeerAborted => "aborted",
-            _ => "connect",
-        }
+        self.facts().0
     }
 
     /// True if another attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
-        !self.is_for_good() && !matches!(self, Self::PeerAborted | Self::NotAServer(_))
+        !self.facts().1 && !matches!(self, Self::PeerAborted | Self::NotAServer(_))
     }
 }
 

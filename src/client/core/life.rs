@@ -94,8 +94,10 @@ impl ClientCore {
         if drain != Err(TryRecvError::Empty) {
             // Only the first request counts, and a disconnected channel would always be ready.
             session.drain_requests = never();
-            // A random time, so that not all clients connect to another server at once.
-            session.leave_at = drain.ok().map(|within| at.now + within.mul_f64(at.share));
+            // A client that does not reconnect stays until the server ends the session. The others leave at a random
+            // time, so that not all connect to another server at once.
+            let within = drain.ok().filter(|_| self.state.config.reconnect);
+            session.leave_at = within.map(|within| at.now + within.mul_f64(at.share));
         }
         let is_silent = matches!(session.phase, Phase::Established) && self.is_silent(&mut session, at);
         let is_over = closed || session.peer_reason.is_some();

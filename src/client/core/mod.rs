@@ -42,14 +42,14 @@ use std::time::{Duration, Instant, SystemTime};
 use std::{io, mem};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Select, never};
+use crossbeam_channel::{Receiver, Select};
 use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::life::{CurrentSession, Phase};
 use super::config::ClientConfig;
 use super::credentials::{self, ClientCredentials};
-use super::error::{ClientError, DialError, DialFault, SessionEnd};
+use super::error::{ClientError, DialError, DialFault, SendFault, SessionEnd};
 use super::event::{ClientEvent, LOG, ServerInfo};
 use super::handle::{ClientHandle, ClientState, Counts};
 use super::inbound::Inbound;
@@ -245,7 +245,7 @@ impl ClientCore {
     /// `None` while new requests wait for the next session.
     pub fn ask(&self, whom: Uuid, frame: &Frame) -> Option<Result<Awaited, RequestError>> {
         match self.state.try_ask(whom, frame) {
-            Err(Obstacle::Replaced(_)) => None,
+            Err(Obstacle::State(_, SendFault::NotConnected)) => None,
             Err(obstacle) => {
                 let fault = self.state.uplink.wait(obstacle, Some(deadline(Duration::ZERO)));
                 fault.err().map(|fault| Err(fault.into()))
@@ -361,7 +361,10 @@ impl ClientCore {
         }
         // The rest of a round after a short session does not count as a failed round.
         self.rounds += u32::from(self.is_full_round);
-        if self.attempts.is_some_and(|attempts| self.rounds >= attempts) {
+        if self
+            .attempts
+            .is_some_and(|attempts| self.rounds >= attempts.max(1))
+        {
             return self.end(ClientError::GaveUp {
                 attempts: self.rounds,
                 last: self.failures(),
@@ -519,12 +522,7 @@ impl ClientCore {
             end,
             peer_reason: None,
             threads_ended: false,
-            // A client that does not reconnect stays until the server ends the session.
-            drain_requests: if self.state.config.reconnect {
-                drain_requests
-            } else {
-                never()
-            },
+            drain_requests,
             leave_at: None,
             taken: 0,
             look_at: self.idle_limit().map(|limit| at.now + limit / LOOKS),
