@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
-use ssntp::server::{Context, Decision, Handler, Rules, SessionInfo};
+use ssntp::server::{Context, Handler, Rules, SessionInfo};
 use ssntp::transport::memory::MemoryListener;
 use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig, Uuid};
 use ssntp_payload::Stop;
@@ -49,8 +49,8 @@ fn main() -> Result<(), ssntp::MainError> {
         Ok(authority.issue(&CertificateRequest::new(role))?.identity())
     };
     let rules = Rules::new().route(Command::STOP, |frame, _from, directory| match target(frame) {
-        Some(node) if directory.session(node).is_some() => Decision::Forward(vec![node]),
-        _ => Decision::Discard,
+        Some(node) if directory.session(node).is_some() => vec![node],
+        _ => Vec::new(),
     });
     let listener = MemoryListener::new();
     let config = ServerConfig::new(identity(Role::SERVER)?, authority.trust())

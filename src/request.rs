@@ -75,22 +75,17 @@ impl Request {
         self
     }
 
-    /// The frame with the answer.
-    pub(super) fn reply(&self, payload: Bytes) -> Frame {
-        self.answer(Step::Reply, payload)
-    }
-
-    /// The frame that refuses the request.
-    pub(super) fn refusal(&self, why: &str) -> Frame {
-        let why = cut(why, MAX_REASON);
-        self.answer(Step::Refusal, Bytes::copy_from_slice(why.as_bytes()))
-    }
-
-    fn answer(&self, step: Step, payload: Bytes) -> Frame {
+    /// The frame with an answer, or a refusal with its reason. It names `peer`: a client names the asker, and the
+    /// server itself the addressee of the request.
+    pub(super) fn answer(&self, peer: Uuid, answer: Result<Bytes, &str>) -> Frame {
+        let (step, payload) = match answer {
+            Ok(payload) => (Step::Reply, payload),
+            Err(why) => (Step::Refusal, cut(why, MAX_REASON).to_owned().into()),
+        };
         let exchange = Exchange {
             step,
             id: self.id,
-            peer: self.from,
+            peer,
         };
         exchange.frame(&Frame::with_payload(self.kind(), payload))
     }

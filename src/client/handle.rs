@@ -152,7 +152,7 @@ impl ClientHandle {
     /// # Errors
     /// [`RequestError`]; then the answer was not sent.
     pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
-        self.state.answer(&request.reply(payload.into()))
+        self.state.answer(request, Ok(payload.into()))
     }
 
     /// As [`reply`](Self::reply), with a type of the application.
@@ -168,7 +168,7 @@ impl ClientHandle {
     /// # Errors
     /// [`RequestError`]; then the refusal was not sent.
     pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
-        self.state.answer(&request.refusal(why))
+        self.state.answer(request, Err(why))
     }
 
     /// Replaces the client's identity and trust. Does not wait.
@@ -437,10 +437,11 @@ impl ClientState {
         Ok(Ok(awaited))
     }
 
-    fn answer(&self, frame: &Frame) -> Result<(), RequestError> {
+    fn answer(&self, request: &Request, answer: Result<Bytes, &str>) -> Result<(), RequestError> {
         // `Offline::Fail`: the next session may begin much later, and the sender of the request waits.
         let until = || self.config.send_timeout.map(deadline);
-        Ok(self.enqueue(frame, Offline::Fail, until)?)
+        let answer = request.answer(request.from(), answer);
+        Ok(self.enqueue(&answer, Offline::Fail, until)?)
     }
 
     /// Ends the wait for all answers, because the session is over.

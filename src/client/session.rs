@@ -11,9 +11,7 @@ use super::event::{ClientEvent, LOG};
 use super::handle::ClientState;
 use super::inbound::Inbound;
 use crate::payload::{Draining, InvalidFrameType};
-use crate::proto::{
-    Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, answer_to_bad_exchange,
-};
+use crate::proto::{Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, invalid_frame_type};
 use crate::request::Request;
 use crate::wire::outgoing;
 use ssntp_transport::{EndReason, Outbox, Sink, locked, now};
@@ -74,7 +72,7 @@ impl SessionSink {
     /// Passes a request to the application, and an answer to the thread that waits for it.
     fn exchange(&self, frame: Frame, inbound: &mut Inbound) -> bool {
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
-            if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
+            if let Some(answer) = invalid_frame_type(frame.kind(), "bad_exchange") {
                 self.answer(&answer);
             }
             return true;

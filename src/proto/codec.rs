@@ -431,20 +431,9 @@ impl Codec {
     }
 }
 
-/// The answer to a frame that the roles of its sender do not allow. `None` for an ERROR.
-pub(crate) fn answer_to_filtered(kind: FrameKind) -> Option<Frame> {
-    invalid_frame_type(kind, "role_not_allowed")
-}
-
-/// The answer to a request or reply that does not begin with a valid
-/// [`Exchange`](super::Exchange).
-pub(crate) fn answer_to_bad_exchange(kind: FrameKind) -> Option<Frame> {
-    invalid_frame_type(kind, "bad_exchange")
-}
-
-/// InvalidFrameType for a frame. Its payload is so simple that the protocol core needs no YAML
+/// InvalidFrameType for a frame; `None` for an ERROR, which is never answered. Its payload is so simple that the protocol core needs no YAML
 /// writer (docs/payloads.md, "InvalidFrameType").
-fn invalid_frame_type(kind: FrameKind, reason: &str) -> Option<Frame> {
+pub(crate) fn invalid_frame_type(kind: FrameKind, reason: &str) -> Option<Frame> {
     if kind.frame_type == FrameType::ERROR {
         return None;
     }

@@ -61,7 +61,7 @@ mod tests;
 pub const DEFAULT_PORT: u16 = 8888;
 
 pub use self::codec::{Codec, DEFAULT_MAX_PAYLOAD, Item, Run};
-pub(crate) use self::codec::{LINK, answer_to_bad_exchange, answer_to_filtered, apart};
+pub(crate) use self::codec::{LINK, apart, invalid_frame_type};
 pub use self::error::{ProtocolError, Refusal};
 pub(crate) use self::exchange::content;
 pub use self::exchange::{Exchange, Step};

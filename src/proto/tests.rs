@@ -341,8 +341,11 @@ fn an_error_is_never_answered() {
         Item::Unsupported(FrameKind::new(FrameType::ERROR, 0x7f)).answer(),
         None
     );
-    assert_eq!(answer_to_filtered(ErrorCode::STOP_FAILURE.into()), None);
-    assert!(answer_to_filtered(Command::START.into()).is_some());
+    assert_eq!(
+        invalid_frame_type(ErrorCode::STOP_FAILURE.into(), "role_not_allowed"),
+        None
+    );
+    assert!(invalid_frame_type(Command::START.into(), "role_not_allowed").is_some());
 }
 
 #[test]
@@ -481,4 +484,13 @@ fn a_small_run_does_not_keep_alive_the_bytes_around_it() {
         panic!("{items:?}")
     };
     assert!(small.wire().is_unique() && traced.payload_bytes().is_unique());
+}
+
+#[test]
+fn a_frame_that_waits_keeps_no_long_run_alive() {
+    let run = Bytes::from(vec![7; 100_000]);
+    let small = apart(run.slice(..10), run.len());
+    assert!(small.is_unique() && small == run[..10]);
+    let most = apart(run.slice(..90_000), run.len());
+    assert_eq!(most.as_ptr(), run.as_ptr(), "shared");
 }

@@ -190,7 +190,7 @@ impl EntryRunner<'_> {
             write_timeout: Some(self.environment.write_timeout),
             ..LinkConfig::default()
         };
-        let started = Link::start(halves, entry.decoder(), admitted.outbox, feed, config);
+        let started = Link::start(halves, admitted.grant.decoder, admitted.outbox, feed, config);
         admission.started(started);
         Ok(())
     }

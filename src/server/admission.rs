@@ -32,8 +32,6 @@
 
 use std::convert::Infallible;
 use std::slice;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -42,8 +40,9 @@ use uuid::Uuid;
 
 use super::bans::Bans;
 use super::links::LinkRequest;
-use super::sessions::{SessionId, SessionInfo};
+use super::sessions::SessionId;
 use crate::proto::{Connect, Refusal};
+use crate::wire::Decoder;
 use ssntp_pki::Role;
 use ssntp_pki::{CertificateDer, CertificateInfo, KeptCertificate, Trust};
 use ssntp_transport::{PeerAddress, after, setters};
@@ -89,16 +88,24 @@ pub struct Peer {
     pub address: PeerAddress,
 }
 
+impl Peer {
+    /// The client that has sent this CONNECT.
+    pub(super) fn newcomer(&self, connect: &Connect) -> Newcomer<'_> {
+        Newcomer {
+            uuid: connect.source,
+            role: connect.role,
+            address: self.address,
+            certificate: &self.certificate,
+            intermediates: &self.intermediates,
+        }
+    }
+}
+
 /// The kind of newcomer.
 #[derive(Debug)]
 pub enum RequestKind {
-    /// A client that asks for a session.
-    Client {
-        /// The content of its CONNECT.
-        connect: Connect,
-        /// The counter of malformed traces, shared with the decoder.
-        bad_traces: Arc<AtomicU64>,
-    },
+    /// A client that asks for a session, by this CONNECT.
+    Client(Connect),
     /// A server that asks for a link.
     Server(LinkRequest),
 }
@@ -106,8 +113,8 @@ pub enum RequestKind {
 /// The answer to an admitted newcomer.
 #[derive(Debug)]
 pub struct Grant {
-    /// The session. For a link: the other server, described as a session.
-    pub info: Arc<SessionInfo>,
+    /// The codec for the reader of the connection.
+    pub decoder: Decoder,
     /// The frame to send first: CONNECTED, or the HELLO of a link.
     pub answer: Bytes,
 }
@@ -205,6 +212,11 @@ impl AdmissionPolicy {
         Ok(situation.holder.as_ref().map(|holder| holder.id))
     }
 
+    /// True if a client of these roles needs a certificate that is bound to its UUID.
+    pub(super) fn needs_bound(&self, role: Role) -> bool {
+        self.require_bound_uuid && !self.unbound_roles.contains(role)
+    }
+
     /// The maximum number of sessions of one certificate, if the server has at most `maximum`.
     pub(super) fn share(&self, maximum: usize) -> usize {
         // A quarter remains for others, so that a leaked certificate cannot keep them all out.
@@ -223,15 +235,15 @@ const LEAVING: Duration = Duration::from_secs(6);
 #[derive(Debug)]
 pub(super) struct Admission {
     server: Uuid,
-    policy: AdmissionPolicy,
-    max_sessions: usize,
+    pub(super) policy: AdmissionPolicy,
+    pub(super) max_sessions: usize,
     /// The generation of the credentials. A newcomer that an earlier one has verified is refused.
     generation: u64,
     pub(super) bans: Bans,
     /// Dropped when the server stops, which ends `Server::wait`.
     open: Option<Sender<Infallible>>,
     /// The time at which a draining server stops, if clients are still connected then.
-    drains_until: Option<Instant>,
+    pub(super) drains_until: Option<Instant>,
 }
 
 impl Admission {
@@ -252,61 +264,17 @@ impl Admission {
         }
     }
 
-    /// Judges a newcomer. `holder` has its UUID, `counts` are the numbers of sessions, and of those with its
-    /// certificate. Returns the session that it takes over.
-    pub(super) fn judge(
-        &self,
-        newcomer: &Newcomer<'_>,
-        holder: Option<Holder>,
-        counts: (usize, usize),
-        now: Instant,
-    ) -> Result<Option<SessionId>, Refusal> {
-        let AdmissionPolicy {
-            require_bound_uuid,
-            unbound_roles,
-            ..
-        } = self.policy;
-        let situation = Situation {
-            needs_bound: require_bound_uuid && !unbound_roles.contains(newcomer.role),
-            ..self.situation(newcomer.uuid, holder, counts, now)
-        };
-        self.policy
-            .judge(newcomer.uuid, newcomer.certificate.uuid, &situation)
-    }
-
-    /// Judges whether a newcomer of another server may take over the session `holder` of this UUID. `bound` is the
-    /// UUID in its certificate. The other server applies its own rules and limits, so none applies here.
-    pub(super) fn judge_takeover(
-        &self,
-        uuid: Uuid,
-        bound: Option<Uuid>,
-        holder: Holder,
-        now: Instant,
-    ) -> Result<Option<SessionId>, Refusal> {
-        let situation = Situation {
-            stopping: false,
-            maximum: usize::MAX,
-            ..self.situation(uuid, Some(holder), (0, 0), now)
-        };
-        self.policy.judge(uuid, bound, &situation)
-    }
-
-    fn situation(
-        &self,
-        uuid: Uuid,
-        holder: Option<Holder>,
-        (sessions, of_certificate): (usize, usize),
-        now: Instant,
-    ) -> Situation {
+    /// What decides about a newcomer of this UUID, apart from its certificate, its role, and the sessions.
+    pub(super) fn situation(&self, uuid: Uuid, now: Instant) -> Situation {
         Situation {
             server: self.server,
             needs_bound: false,
-            stopping: !self.is_open() || self.is_draining(),
+            stopping: !self.is_open() || self.drains_until.is_some(),
             maximum: self.max_sessions,
-            sessions,
-            of_certificate,
+            sessions: 0,
+            of_certificate: 0,
             banned: self.bans.remaining(uuid, now),
-            holder,
+            holder: None,
         }
     }
 
@@ -324,15 +292,6 @@ impl Admission {
         self.generation = self.generation.max(generation);
     }
 
-    pub(super) fn max_sessions(&self) -> usize {
-        self.max_sessions
-    }
-
-    /// The maximum number of sessions of one certificate.
-    pub(super) fn share(&self) -> usize {
-        self.policy.share(self.max_sessions)
-    }
-
     /// False once the server stops.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
@@ -342,25 +301,11 @@ impl Admission {
         self.open = None;
     }
 
-    pub(super) fn is_draining(&self) -> bool {
-        self.drains_until.is_some()
-    }
-
     /// Begins to drain, or changes the time. The server stops when all have left, at the latest
     /// [`LEAVING`] after the time `within`. True if it begins.
     pub(super) fn drain(&mut self, within: Duration, now: Instant) -> bool {
         let until = after(now, within.saturating_add(LEAVING));
         self.drains_until.replace(until).is_none()
-    }
-
-    /// The time at which a draining server stops.
-    pub(super) fn drains_until(&self) -> Option<Instant> {
-        self.drains_until
-    }
-
-    /// Ends the drain, after which the server stops.
-    pub(super) fn end_drain(&mut self) {
-        self.drains_until = None;
     }
 }
 

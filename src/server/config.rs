@@ -88,8 +88,8 @@ pub struct ServerConfig {
     pub(super) grace: Duration,
     pub(super) queue_budget: Option<u64>,
     pub(super) patience: Duration,
-    pub(super) federation: Option<Federation>,
-    pub(super) enrolment: Option<Arc<Enrolment>>,
+    pub(super) federate: Option<Federation>,
+    pub(super) enrol: Option<Arc<Enrolment>>,
     /// The way to the thread that renews certificates, once the server starts.
     pub(super) renewals: Option<Sender<Renewal>>,
 }
@@ -139,8 +139,8 @@ impl ServerConfig {
             grace: Duration::from_secs(1),
             queue_budget: None,
             patience: PATIENCE,
-            federation: None,
-            enrolment: None,
+            federate: None,
+            enrol: None,
             renewals: None,
         }
     }
@@ -171,25 +171,17 @@ impl ServerConfig {
         self
     }
 
-    /// Links the server with others, so that they act as one. Default: the server accepts no links and
-    /// dials no server.
-    #[must_use]
-    pub fn federate(mut self, federation: Federation) -> Self {
-        self.federation = Some(federation);
-        self
-    }
-
-    /// Lets nodes join with tokens, over connections with the application protocol `ssntp-join/1`, and renews
-    /// certificates over sessions. The trust of the server has to hold the authority that issued its own
-    /// certificate. Default: no node can join.
-    #[cfg(feature = "issue")]
-    #[must_use]
-    pub fn enrol(mut self, enrolment: Enrolment) -> Self {
-        self.enrolment = Some(Arc::new(enrolment));
-        self
-    }
-
     setters! {
+        /// Lets nodes join with tokens, over connections with the application protocol `ssntp-join/1`, and renews
+        /// certificates over sessions. The trust of the server has to hold the authority that issued its own
+        /// certificate. Default: no node can join.
+        #[cfg(feature = "issue")]
+        enrol as Some: Enrolment;
+
+        /// Links the server with others, so that they act as one. Default: the server accepts no links and
+        /// dials no server.
+        federate as Some: Federation;
+
         /// The server's UUID. Default: the UUID that the certificate is bound to, or a random one.
         uuid: Uuid;
 
@@ -353,7 +345,7 @@ impl ServerConfig {
             return Err(ServerError::NoAddress);
         }
         #[cfg(feature = "issue")]
-        if let Some(enrolment) = &self.enrolment {
+        if let Some(enrolment) = &self.enrol {
             check_issuer(enrolment.issuer().info(), &self.trust)?;
         }
         self.rules.check_for(&self.operands)?;

@@ -39,7 +39,7 @@ impl Context<'_> {
     /// [`transport::now`](crate::transport::now), which also counts while the host is suspended, so compare no
     /// `Instant::now()` with it.
     pub fn now(&self) -> Instant {
-        self.state.time.now
+        self.state.delivery.time.now
     }
 
     /// The roles that the server advertises.
@@ -126,7 +126,7 @@ impl Context<'_> {
     /// Begins to stop the server, as [`ServerHandle::stop`](super::ServerHandle::stop)
     /// does. Returns at once.
     pub fn stop(&mut self) {
-        self.state.delivery.sending.actions.stop();
+        self.state.delivery.out.stop();
     }
 
     /// Asks every client to leave within this time, and then stops the server, as
@@ -164,12 +164,12 @@ impl Context<'_> {
 
     /// The role filter.
     pub fn filter(&self) -> &Filter {
-        self.state.routing.filter()
+        &self.state.routing.filter
     }
 
     /// Replaces the role filter.
     pub fn set_filter(&mut self, filter: Filter) {
-        self.state.routing.set_filter(filter);
+        self.state.routing.filter = filter;
     }
 
     /// Answers a request, in the call that received it or later.
@@ -178,7 +178,7 @@ impl Context<'_> {
     /// [`SendError`]; the answer was not queued. [`SendError::NotConnected`] if the client that asked
     /// has gone.
     pub fn reply(&mut self, request: &Request, payload: impl Into<Bytes>) -> Result<(), SendError> {
-        self.respond(request, &request.reply(payload.into()))
+        self.state.delivery.respond(request, None, Ok(payload.into()))
     }
 
     /// As [`reply`](Self::reply), with a type of the application.
@@ -195,25 +195,20 @@ impl Context<'_> {
     /// # Errors
     /// As [`reply`](Self::reply).
     pub fn refuse(&mut self, request: &Request, why: &str) -> Result<(), SendError> {
-        self.respond(request, &request.refusal(why))
+        self.state.delivery.respond(request, None, Err(why))
     }
 }
 
 /// Checks what the application sends, and sends it.
 impl Context<'_> {
     fn send_from(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        let mut parcel = self.state.delivery.checked(frame, self.state.time.wall)?;
+        let mut parcel = self.state.delivery.checked(frame)?;
         self.state.delivery.send(from, to, &mut parcel)
     }
 
     fn send_all(&mut self, from: Option<Uuid>, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        let mut parcel = self.state.delivery.checked(frame, self.state.time.wall)?;
+        let mut parcel = self.state.delivery.checked(frame)?;
         Ok(self.state.delivery.send_to_role(from, to, &mut parcel))
-    }
-
-    fn respond(&mut self, request: &Request, answer: &Frame) -> Result<(), SendError> {
-        let (delivery, wall) = (&mut self.state.delivery, self.state.time.wall);
-        delivery.respond(request, Uuid::nil(), answer, wall)
     }
 }
 
@@ -246,10 +241,8 @@ impl Context<'_> {
     /// [`SendError::NotConnected`] if there is no link to that server;
     /// [`SendError::TooLong`] if the message is longer than a payload may be.
     pub fn send_to_server(&mut self, server: Uuid, message: Bytes) -> Result<(), SendError> {
-        self.state
-            .delivery
-            .links
-            .tell(server, message, &mut self.state.delivery.sending.actions)
+        let delivery = &mut self.state.delivery;
+        delivery.links.tell(server, message, &mut delivery.out)
     }
 
     /// Sends a message to the application of every linked server. Returns the number of servers.
@@ -279,7 +272,7 @@ impl Context<'_> {
         from: &SessionInfo,
         frame: &Frame,
     ) -> Result<(), SendError> {
-        let parcel = self.state.delivery.parcel(frame, self.state.time.wall);
+        let parcel = self.state.delivery.parcel(frame);
         self.state.delivery.pass_to(server, from, &parcel)
     }
 

@@ -22,9 +22,9 @@
 //! with other timestamps.
 
 use std::convert::Infallible;
-use std::iter;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
+use std::{iter, mem};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
@@ -45,11 +45,9 @@ use super::routing::RuleError;
 use super::sessions::{SessionId, SessionInfo};
 use super::state::{Notice, State};
 use crate::payload::{DrainServer, Kick, ListBans, ListServers, ListSessions, Servers, Unban, Watch};
-use crate::proto::{
-    Command, ErrorCode, Exchange, Frame, Item, Refusal, Run, Step, answer_to_bad_exchange, answer_to_filtered,
-};
+use crate::proto::{Command, ErrorCode, Exchange, Frame, Item, Refusal, Run, Step};
 use crate::request::Request;
-use ssntp_transport::dispatch::{Action, Core, DispatchEvent, Drops, Events, Origin, RemotePause, View};
+use ssntp_transport::dispatch::{Action, Core, DispatchEvent, Drops, Events, Origin, RemotePause};
 use ssntp_transport::{ConnectionId, EndReason, Limits, Load, OutboxCounters, excerpt, guard};
 
 /// The limit of the queue of a link, in bytes. Senders are paused from the mark of its queue on. The rest has
@@ -105,12 +103,7 @@ impl ServerCore {
 
     /// The number of frames that sessions which are gone have dropped.
     pub fn dropped_by_gone(&self) -> u64 {
-        self.state.counters.dropped_by_past()
-    }
-
-    /// The snapshot of the server, see [`Figures`](super::Figures).
-    pub(super) fn figures(&self, view: &View<'_, Item>) -> super::figures::Figures {
-        self.state.figures(view)
+        self.state.counters.past.frames_dropped
     }
 
     /// Runs a closure that another thread has sent, with a context.
@@ -142,7 +135,7 @@ impl ServerCore {
             // this server's rules or by the application.
             if core.state.must_claim(newcomer) && core.consent(newcomer).is_ok() {
                 let state = &mut core.state;
-                let (links, out) = (&mut state.delivery.links, &mut state.delivery.sending.actions);
+                let (links, out) = (&mut state.delivery.links, &mut state.delivery.out);
                 let shown = iter::once(&newcomer.certificate.der).chain(newcomer.intermediates);
                 let certificates = shown.flat_map(|der| der.iter().copied()).collect();
                 links.claim(newcomer.uuid, certificates, verdict, now, out);
@@ -153,11 +146,11 @@ impl ServerCore {
     /// Sets the time to `now`, sends the heartbeats that are due, runs `act`, and appends the actions that
     /// follow from both.
     fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
-        self.state.time.now = now;
-        self.state.delivery.sending.actions.swap(actions);
+        self.state.delivery.time.now = now;
+        self.state.delivery.out.swap(actions);
         self.state.beat();
         let result = act(self);
-        self.state.delivery.sending.actions.swap(actions);
+        self.state.delivery.out.swap(actions);
         result
     }
 
@@ -195,8 +188,8 @@ impl ServerCore {
 
     /// Calls the handler for each notice, in order, including those that these calls cause.
     fn deliver_notices(&mut self) {
-        while self.state.has_notices() {
-            for notice in self.state.take_notices() {
+        while !self.state.notices.is_empty() {
+            for notice in mem::take(&mut self.state.notices) {
                 match notice {
                     Notice::Disconnected(info, reason) => self.deliver_end(&info, &reason),
                     Notice::Draining => self.guarded("draining", |handler, cx| handler.draining(cx)),
@@ -222,7 +215,7 @@ impl ServerCore {
     }
 
     fn deliver_end(&mut self, info: &SessionInfo, reason: &DisconnectReason) {
-        let (now, why) = (self.state.time.now, excerpt(reason));
+        let (now, why) = (self.state.delivery.time.now, excerpt(reason));
         let line = format_args!("{info}: disconnected: {why}");
         self.state
             .log
@@ -260,7 +253,7 @@ impl ServerCore {
                 session.counters.frames_unsupported += 1;
                 debug!(target: "ssntp::server", "{info}: unsupported frame {kind}");
                 if let Some(answer) = item.answer() {
-                    self.state.delivery.sending.answer(id, &answer, 1);
+                    self.state.delivery.out.answer(id, &answer, 1);
                 }
                 return;
             }
@@ -269,11 +262,9 @@ impl ServerCore {
             return;
         }
         // Counted before the filter, so that the figures show attempts as well.
-        self.state
-            .delivery
-            .sending
-            .count_received(kind, frames, bytes as u64);
         let state = &mut self.state;
+        let out = &mut state.delivery.out;
+        out.count_received(kind, frames, bytes as u64);
         let (watchers, load) = (&mut state.operators.watchers, (frames.into(), bytes as u64));
         watchers.notify(&mut state.delivery, &info, kind, load);
         // Before the filter, because a client needs no permission to leave.
@@ -285,7 +276,7 @@ impl ServerCore {
             item.each().for_each(|frame| self.handle_exchange(&info, &frame));
         } else if operators::is_command(kind) {
             item.each().for_each(|frame| self.handle_command(&info, &frame));
-        } else if !self.state.routing.filter().allows(info.role, kind) {
+        } else if !self.state.routing.filter.allows(info.role, kind) {
             self.state.filtered(id, kind, frames);
         } else if self.state.configuration.is_replaced_by(kind, info.role) {
             // Each CONFIGURE is checked by itself. They are rare, so the cost does not matter.
@@ -311,10 +302,8 @@ impl ServerCore {
     fn handle_exchange(&mut self, info: &SessionInfo, frame: &Frame) {
         let state = &mut self.state;
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
-            if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
-                state.delivery.sending.answer(info.id, &answer, 1);
-            }
-            return;
+            let out = &mut state.delivery.out;
+            return out.refuse(info.id, frame.kind(), "bad_exchange", 1);
         };
         // The server writes the sender's UUID, so no client can ask or answer in another one's name.
         let of_sender = Exchange {
@@ -342,25 +331,25 @@ impl ServerCore {
     ) {
         let state = &mut self.state;
         let (request, asking) = (Request::new(of_sender, frame), of_sender.readdress(frame));
-        if !state.routing.filter().allows(info.role, frame.kind()) {
-            state.filter_request(info, &request, addressee.unwrap_or_default());
+        if !state.routing.filter.allows(info.role, frame.kind()) {
+            state.filter_request(info, &request, addressee);
         } else if frame.kind() == Command::RENEW_CERTIFICATE {
             if let Err(why) = state.renewals.hand_over(info, &request) {
-                state.refuse(&request, Uuid::nil(), why);
+                state.delivery.refuse(&request, None, why);
             }
-        } else if let Some(addressee) = addressee {
-            if let Err(why) = state.send(Some(info.uuid), addressee, &asking) {
+        } else if let Some(to) = addressee {
+            if let Err(why) = state.send(Some(info.uuid), to, &asking) {
                 let is_own = matches!(why, SendError::ToSender(_));
                 let word = if is_own { "to_sender" } else { "not_connected" };
-                state.refuse(&request, addressee, word);
+                state.delivery.refuse(&request, addressee, word);
             }
         } else if state.routing.rule(frame.kind()).is_some() {
             // A rule does not report its receivers. If no action was added, the request has no receiver
             // that could answer.
-            let before = state.delivery.sending.actions.len();
+            let before = state.delivery.out.len();
             state.route(info, &Item::from(&asking));
-            if before == state.delivery.sending.actions.len() {
-                state.refuse(&request, Uuid::nil(), "not_connected");
+            if before == state.delivery.out.len() {
+                state.delivery.refuse(&request, None, "not_connected");
             }
         } else {
             let mut panicked = true;
@@ -369,7 +358,7 @@ impl ServerCore {
                 panicked = false;
             });
             if panicked {
-                self.state.refuse(&request, Uuid::nil(), "not_answered");
+                self.state.delivery.refuse(&request, None, "not_answered");
             }
         }
     }
@@ -377,21 +366,19 @@ impl ServerCore {
     /// Carries out a command of operators.
     fn handle_command(&mut self, info: &SessionInfo, frame: &Frame) {
         let (kind, state) = (frame.kind(), &mut self.state);
-        if !state.operators.include(info.role) || !state.routing.filter().allows(info.role, kind) {
+        if !state.operators.include(info.role) || !state.routing.filter.allows(info.role, kind) {
             return state.filtered(info.id, kind, 1);
         }
         let command = Command(kind.operand);
         let is_refused = changes(command) && !self.may_kick(info);
-        let (now, state) = (self.state.time.now, &mut self.state);
+        let (now, state) = (self.state.delivery.time.now, &mut self.state);
         if is_refused {
             let line = format_args!("{info}: {kind} refused: the application does not allow it");
             state
                 .log
                 .of_session(Level::Warn, (info, "may not kick"), now, line);
-            if let Some(answer) = answer_to_filtered(kind) {
-                state.delivery.sending.answer(info.id, &answer, 1);
-            }
-            return;
+            let out = &mut state.delivery.out;
+            return out.refuse(info.id, kind, "role_not_allowed", 1);
         }
         let answer = match command {
             Command::LIST_SESSIONS => read(frame, |asked: &ListSessions| &asked.id)
@@ -410,10 +397,8 @@ impl ServerCore {
             },
             Command::WATCH => read(frame, |asked: &Watch| &asked.id)
                 .and_then(|asked| {
-                    state
-                        .operators
-                        .watchers
-                        .add(info.id, asked, &state.delivery.sessions)
+                    let watchers = &mut state.operators.watchers;
+                    watchers.add(info.id, asked, &state.delivery.sessions)
                 })
                 .map(|watched| Frame::of(&watched)),
             _ => read(frame, |asked: &Unban| &asked.id).map(|asked| {
@@ -421,8 +406,7 @@ impl ServerCore {
                 Frame::of(&unban(&asked, info, owners, now))
             }),
         };
-        let state = &mut self.state;
-        operators::answer(&mut state.delivery, info, kind, answer, state.time.wall);
+        operators::answer(&mut self.state.delivery, info, kind, answer);
     }
 
     fn may_kick(&mut self, info: &SessionInfo) -> bool {
@@ -460,13 +444,10 @@ impl ServerCore {
         let state = &mut self.state;
         // What the application sends now must not pause the link, which carries the frames of all
         // sessions. The session that has sent a FORWARD is paused instead.
-        state.delivery.sending.actions.set_origin(Origin::Application);
-        let (time, out) = (state.time, &mut state.delivery.sending.actions);
-        match state
-            .delivery
-            .links
-            .handle(id, run, frame, &state.delivery.sessions, time, out)?
-        {
+        state.delivery.out.set_origin(Origin::Application);
+        let delivery = &mut state.delivery;
+        let (sessions, wall, out) = (&delivery.sessions, delivery.time.wall, &mut delivery.out);
+        match delivery.links.handle(id, run, frame, sessions, wall, out)? {
             LinkEvent::Done => {}
             LinkEvent::Changed(linked, changes) => state.apply(linked, changes),
             LinkEvent::Forwarded(forwarded) => self.deliver_forwarded(id, forwarded),
@@ -479,10 +460,9 @@ impl ServerCore {
                 certificates,
             } => {
                 let verdict = state.judge_claim(uuid, &certificates);
-                state
-                    .delivery
-                    .links
-                    .answer_claim(id, claim, verdict, &mut state.delivery.sending.actions);
+                let delivery = &mut state.delivery;
+                let out = &mut delivery.out;
+                delivery.links.answer_claim(id, claim, verdict, out);
             }
             LinkEvent::Ended(code, why) => {
                 state.end_link(id, code, &why);
@@ -498,13 +478,13 @@ impl ServerCore {
         let state = &mut self.state;
         let (kind, frames) = (forwarded.item.kind(), forwarded.item.frames());
         // If a receiver has no room, the flow control pauses this origin: HOLD goes to its server.
-        state.delivery.sending.actions.set_origin(forwarded.origin);
+        state.delivery.out.set_origin(forwarded.origin);
         let operands = &state.environment.own.operands;
         // The other server may have registered kinds that this one has not.
         let is_received = if !operands.may_be_sent(kind) && !operands.is_request(kind) {
             false
         } else if forwarded.to != Receivers::Application {
-            state.delivery.deliver(&forwarded, state.time.wall) > 0
+            state.delivery.deliver(&forwarded) > 0
         } else if let Some(row) = forwarded.sender {
             match forwarded.item {
                 Item::Run(run) if kind == Command::DRAIN_SERVER => {
@@ -520,10 +500,8 @@ impl ServerCore {
         } else {
             false
         };
-        self.state
-            .delivery
-            .links
-            .count_forwarded(link, frames, is_received);
+        let links = &mut self.state.delivery.links;
+        links.count_forwarded(link, frames, is_received);
     }
 }
 
@@ -536,21 +514,21 @@ impl Core for ServerCore {
     fn owner(request: &AdmissionRequest) -> Option<&[u8]> {
         // Clients with the same certificate share one part of the memory budget.
         match request.kind {
-            RequestKind::Client { .. } => Some(&request.peer.certificate.der),
+            RequestKind::Client(_) => Some(&request.peer.certificate.der),
             RequestKind::Server(_) => None,
         }
     }
 
     fn sender(request: &AdmissionRequest) -> Option<u128> {
         match &request.kind {
-            RequestKind::Client { connect, .. } => Some(connect.source.as_u128()),
+            RequestKind::Client(connect) => Some(connect.source.as_u128()),
             RequestKind::Server(_) => None,
         }
     }
 
     fn limits(request: &AdmissionRequest, default: Limits) -> Limits {
         match request.kind {
-            RequestKind::Client { .. } => default,
+            RequestKind::Client(_) => default,
             // HOLD waits behind the frames in this queue, so a long queue would delay back-pressure.
             RequestKind::Server(_) => Limits {
                 bytes: default.bytes.min(LINK_QUEUE),
@@ -570,17 +548,11 @@ impl Core for ServerCore {
     ) -> Result<Grant, Refusal> {
         self.at(now, actions, |core| {
             core.state.admission.check_generation(peer.generation)?;
-            let (connect, bad_traces) = match kind {
-                RequestKind::Client { connect, bad_traces } => (connect, bad_traces),
+            let connect = match kind {
+                RequestKind::Client(connect) => connect,
                 RequestKind::Server(request) => return core.state.admit_link(id, peer, request, outbox),
             };
-            let newcomer = Newcomer {
-                uuid: connect.source,
-                role: connect.role,
-                address: peer.address,
-                certificate: &peer.certificate,
-                intermediates: &peer.intermediates,
-            };
+            let newcomer = peer.newcomer(&connect);
             let replaced = core.state.judge(&newcomer, standing)?;
             // The application decides last, so it never sees a newcomer that the server refuses. If the
             // application refuses it, the session that would be replaced stays.
@@ -590,9 +562,7 @@ impl Core for ServerCore {
                 // connection, and must not wait until sending fails.
                 core.state.end(old, DisconnectReason::Replaced, true);
             }
-            Ok(core
-                .state
-                .admit(SessionId(id), peer, &connect, bad_traces, outbox))
+            Ok(core.state.admit(SessionId(id), peer, &connect, outbox))
         })
     }
 
@@ -614,7 +584,7 @@ impl Core for ServerCore {
     }
 
     fn time_of_day(&mut self, wall: SystemTime) {
-        self.state.time.wall = wall;
+        self.state.delivery.time.wall = wall;
     }
 
     fn on_removed(&mut self, id: ConnectionId) {
@@ -658,15 +628,13 @@ impl Core for ServerCore {
         self.at(now, actions, |core| {
             // All frames that are sent until this call returns may pause this session, including those
             // that the handler sends.
-            let sending = &mut core.state.delivery.sending;
-            sending.actions.set_origin(Origin::Connection(id));
+            core.state.delivery.out.set_origin(Origin::Connection(id));
             if core.state.delivery.links.contains(id) {
                 core.handle_link_item(id, item);
             } else {
                 core.handle_item(SessionId(id), item);
             }
-            let sending = &mut core.state.delivery.sending;
-            sending.actions.set_origin(Origin::Application);
+            core.state.delivery.out.set_origin(Origin::Application);
         });
         (frames, rest)
     }
@@ -686,10 +654,8 @@ impl Core for ServerCore {
 
     fn on_remote_pause(&mut self, change: RemotePause, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            core.state
-                .delivery
-                .links
-                .pause_remote(change, &mut core.state.delivery.sending.actions);
+            let delivery = &mut core.state.delivery;
+            delivery.links.pause_remote(change, &mut delivery.out);
         });
     }
 
@@ -719,12 +685,12 @@ impl Core for ServerCore {
     /// Delivers the notices that the last call has caused. They have waited until now because that call
     /// may have come from the handler, which must not be called within its own call.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if self.state.has_notices() {
+        if !self.state.notices.is_empty() {
             self.at(now, actions, Self::deliver_notices);
         }
         // Checked here, because this is called after each end of a session.
-        if self.state.admission.is_draining() && self.state.delivery.sessions.len() == 0 {
-            self.state.admission.end_drain();
+        let is_empty = self.state.delivery.sessions.len() == 0;
+        if is_empty && self.state.admission.drains_until.take().is_some() {
             actions.push(Action::Stop);
         }
     }
@@ -738,7 +704,7 @@ impl Core for ServerCore {
             self.timer,
             self.state.delivery.sessions.next_expiry_check(),
             self.state.delivery.sessions.next_look(),
-            self.state.admission.drains_until(),
+            self.state.admission.drains_until,
             self.state.delivery.links.next_beat(),
         ]
         .into_iter()
@@ -748,9 +714,9 @@ impl Core for ServerCore {
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            if core.state.admission.drains_until().is_some_and(|at| at <= now) {
-                core.state.admission.end_drain();
-                core.state.delivery.sending.actions.stop();
+            let drains_until = &mut core.state.admission.drains_until;
+            if drains_until.take_if(|at| *at <= now).is_some() {
+                core.state.delivery.out.stop();
             }
             core.state.end_expired();
             core.state.end_silent();

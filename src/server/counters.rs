@@ -1,9 +1,9 @@
 //! The counters that outlive sessions, and those of handshakes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use super::figures::{ClosedSession, Figures, HandshakeFigures};
+use super::figures::{ClosedSession, HandshakeFigures, SessionFigures};
 use super::sessions::SessionCounters;
 use ssntp_transport::{Occupancy, locked};
 
@@ -14,32 +14,18 @@ const MOST_CLOSED: usize = 256;
 /// The counters that outlive sessions.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    admitted: u64,
+    /// Sessions that have begun.
+    pub(super) admitted: u64,
     /// The number of ended sessions by the word for the reason. The words are a fixed list, so no peer
     /// can make the map grow.
-    ended: BTreeMap<&'static str, u64>,
+    pub(super) ended: BTreeMap<&'static str, u64>,
     /// The last sessions that ended, the latest last.
-    closed: VecDeque<ClosedSession>,
+    pub(super) closed: VecDeque<ClosedSession>,
     /// The sums of the counters of sessions that are no longer in the index.
-    past: SessionCounters,
+    pub(super) past: SessionCounters,
 }
 
 impl Counters {
-    /// Counts a session that began.
-    pub(super) fn admitted(&mut self) {
-        self.admitted += 1;
-    }
-
-    /// Counts frames that were dropped for a session that is no longer in the index.
-    pub(super) fn dropped(&mut self, frames: u64) {
-        self.past.frames_dropped += frames;
-    }
-
-    /// Frames that were dropped for sessions that are no longer in the index.
-    pub(super) fn dropped_by_past(&self) -> u64 {
-        self.past.frames_dropped
-    }
-
     /// Adds the counters of a session that leaves the index.
     pub(super) fn removed(&mut self, counters: &SessionCounters) {
         self.past.frames_unsupported += counters.frames_unsupported;
@@ -56,31 +42,26 @@ impl Counters {
         self.closed.push_back(session);
     }
 
-    /// Sets the figures that are counted here. Those of the sessions in the index are in `figures`
-    /// already.
-    pub(super) fn show(&self, figures: &mut Figures) {
-        let sum = |count: fn(&SessionCounters) -> u64| -> u64 {
-            let sessions = figures.sessions.iter().map(|session| count(&session.counters));
-            sessions.sum::<u64>() + count(&self.past)
-        };
-        figures.unsupported = sum(|counters| counters.frames_unsupported);
-        figures.filtered = sum(|counters| counters.frames_filtered);
-        figures.dropped = sum(|counters| counters.frames_dropped);
-        figures.closed = self.closed.iter().cloned().collect();
-        figures.admitted = self.admitted;
-        figures.ended = self.ended.clone();
+    /// The sum of a counter over the sessions in the index, which are these, and all others.
+    pub(super) fn total(&self, sessions: &[SessionFigures], count: fn(&SessionCounters) -> u64) -> u64 {
+        let present = sessions.iter().map(|session| count(&session.counters));
+        present.sum::<u64>() + count(&self.past)
     }
 }
 
 /// The counters of handshakes, which the threads of newcomers change. A lock takes little time compared
 /// with a handshake.
 #[derive(Debug, Default)]
-pub(super) struct HandshakeCounters(Mutex<HandshakeFigures>);
+pub(super) struct HandshakeCounters {
+    figures: Mutex<HandshakeFigures>,
+    /// The number of handshakes under way. Set once the server accepts clients.
+    pub(super) occupancy: OnceLock<Arc<Occupancy>>,
+}
 
 impl HandshakeCounters {
     /// Counts a handshake that led to a session or a link.
     pub(super) fn finished(&self, resumed: bool) {
-        let mut figures = self.lock();
+        let mut figures = locked(&self.figures);
         if resumed {
             figures.resumed += 1;
         } else {
@@ -90,19 +71,18 @@ impl HandshakeCounters {
 
     /// Counts a newcomer that was refused or lost.
     pub(super) fn refused(&self, word: &'static str) {
-        *self.lock().refused.entry(word).or_default() += 1;
+        *locked(&self.figures).refused.entry(word).or_default() += 1;
     }
 
     /// Counts a node that has joined or renewed its certificate, or was refused that.
     #[cfg(feature = "issue")]
     pub(super) fn enrolled(&self, word: &'static str) {
-        *self.lock().enrolments.entry(word).or_default() += 1;
+        *locked(&self.figures).enrolments.entry(word).or_default() += 1;
     }
 
-    /// The figures. `occupancy` is `None` only while the server starts.
-    pub(super) fn figures(&self, occupancy: Option<&Occupancy>) -> HandshakeFigures {
-        let mut figures = self.lock().clone();
-        if let Some(occupancy) = occupancy {
+    pub(super) fn figures(&self) -> HandshakeFigures {
+        let mut figures = locked(&self.figures).clone();
+        if let Some(occupancy) = self.occupancy.get() {
             (figures.running, figures.limit) = (occupancy.running(), occupancy.limit());
             let without_thread = occupancy.without_thread();
             if without_thread > 0 {
@@ -110,10 +90,6 @@ impl HandshakeCounters {
             }
         }
         figures
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HandshakeFigures> {
-        locked(&self.0)
     }
 }
 

@@ -1,9 +1,12 @@
 //! The credentials of a server, one generation after the other.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::links::{LINK_PROTOCOL, SESSION_PROTOCOL};
+use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::{CertificateDer, CertificateInfo, Identity, Trust};
-use ssntp_transport::tls::Acceptor;
+use ssntp_transport::tls::{Acceptor, TlsError};
 
 /// The identity and the trust of a server.
 #[derive(Clone, Debug)]
@@ -26,7 +29,39 @@ pub(super) struct ActiveCredentials {
     pub(super) outlive: bool,
 }
 
+/// How a server uses its credentials, whichever they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TlsSettings {
+    /// True if the server takes links.
+    pub(super) links: bool,
+    /// True if it lets nodes join.
+    pub(super) joins: bool,
+    pub(super) resumption: bool,
+    pub(super) outlive: bool,
+}
+
 impl ActiveCredentials {
+    /// Credentials of the first generation. A server without links uses no ALPN, so clients that offer any protocol
+    /// can connect.
+    pub(super) fn new(identity: &Identity, trust: &Trust, tls: TlsSettings) -> Result<Self, TlsError> {
+        let mut acceptor = trust.acceptor(identity)?.resumption(tls.resumption)?;
+        if tls.links {
+            acceptor = acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]);
+        }
+        if tls.joins {
+            acceptor = acceptor.unproven(JOIN_PROTOCOL, Arc::new(trust.rooted(identity)))?;
+        }
+        Ok(Self {
+            acceptor,
+            credentials: Credentials {
+                identity: identity.clone(),
+                trust: trust.clone(),
+                renewals: 0,
+            },
+            outlive: tls.outlive,
+        })
+    }
+
     pub(super) fn generation(&self) -> u64 {
         self.credentials.renewals
     }

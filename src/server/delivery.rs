@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use log::debug;
 use uuid::Uuid;
 
@@ -19,7 +20,8 @@ use super::own::OwnServer;
 use super::parcel::Parcel;
 use super::sending::Sending;
 use super::sessions::{SessionInfo, Sessions};
-use crate::proto::{Exchange, Frame};
+use super::time::Moment;
+use crate::proto::Frame;
 use crate::request::{Awaited, Outstanding, Request, RequestError};
 use ssntp_pki::Role;
 use ssntp_transport::Load;
@@ -32,7 +34,9 @@ pub(super) struct Delivery {
     pub(super) own: Arc<OwnServer>,
     pub(super) sessions: Sessions,
     pub(super) links: Links,
-    pub(super) sending: Sending,
+    pub(super) out: Sending,
+    /// The time of the present call of the core.
+    pub(super) time: Moment,
     /// The requests of the server itself that wait for answers.
     pub(super) asked: Outstanding,
 }
@@ -43,7 +47,11 @@ impl Delivery {
             own: Arc::clone(own),
             sessions: Sessions::new(idle_limit, now),
             links: Links::new(Arc::clone(own)),
-            sending: Sending::new(),
+            out: Sending::new(),
+            time: Moment {
+                now,
+                wall: SystemTime::UNIX_EPOCH,
+            },
             asked: Outstanding::new(MAX_ASKING),
         }
     }
@@ -52,21 +60,21 @@ impl Delivery {
         Directory::new(&self.sessions, self.links.roster())
     }
 
-    /// A frame that leaves at the time `wall`, for several receivers.
-    pub(super) fn parcel(&self, frame: &Frame, wall: SystemTime) -> Parcel {
-        Parcel::frame(frame, &self.own, wall)
+    /// A frame that leaves now, for several receivers.
+    pub(super) fn parcel(&self, frame: &Frame) -> Parcel {
+        Parcel::frame(frame, &self.own, self.time.wall)
     }
 
     /// A frame of the application.
     ///
     /// # Errors
     /// The application may not send frames of this kind, or of this length.
-    pub(super) fn checked(&self, frame: &Frame, wall: SystemTime) -> Result<Parcel, SendError> {
+    pub(super) fn checked(&self, frame: &Frame) -> Result<Parcel, SendError> {
         if !self.own.operands.may_be_sent(frame.kind()) {
             return Err(SendError::Kind(frame.kind()));
         }
         self.own.check_length(frame.payload_bytes().len())?;
-        Ok(self.parcel(frame, wall))
+        Ok(self.parcel(frame))
     }
 
     /// Sends frames to one session, of this server or of another one. `from` is the client that the
@@ -82,7 +90,7 @@ impl Delivery {
         } else if self.send_here(to, parcel) {
             Ok(())
         } else {
-            self.links.send_to(to, from, parcel, &mut self.sending.actions)
+            self.links.send_to(to, from, parcel, &mut self.out)
         }
     }
 
@@ -91,7 +99,7 @@ impl Delivery {
         let session = self.sessions.of(to);
         if let Some(session) = session {
             let item = parcel.for_session(session);
-            self.sending.push(session.info.id, parcel.kind(), item);
+            self.out.push(session.info.id, parcel.kind(), item);
         }
         session.is_some()
     }
@@ -99,32 +107,29 @@ impl Delivery {
     /// Sends frames to every session with a role, except to `from`. Returns the number of sessions.
     pub(super) fn send_to_role(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
         let here = self.send_to_role_here(from, to, parcel);
-        here + self
-            .links
-            .send_to_role(to, from, parcel, &mut self.sending.actions)
+        here + self.links.send_to_role(to, from, parcel, &mut self.out)
     }
 
     /// As [`send_to_role`](Self::send_to_role), only to sessions of this server.
     fn send_to_role_here(&mut self, from: Option<Uuid>, to: Role, parcel: &mut Parcel) -> usize {
-        let actions = &mut self.sending.actions;
-        let (before, mut sent) = (actions.len(), Load::default());
+        let (before, mut sent) = (self.out.len(), Load::default());
         for session in self.sessions.with_role(to) {
             if Some(session.info.uuid) != from {
                 let item = parcel.for_session(session);
                 sent += item.load();
-                actions.send(session.info.id.0, item);
+                self.out.send(session.info.id.0, item);
             }
         }
-        let count = actions.len() - before;
+        let count = self.out.len() - before;
         // Counted once for all receivers, because a thousand look-ups of the kind would take time.
-        self.sending.count_sent(parcel.kind(), sent);
+        self.out.count_sent(parcel.kind(), sent);
         count
     }
 
     /// Sends frames from another server to their receivers among this server's sessions. Returns the number
     /// of receivers.
-    pub(super) fn deliver(&mut self, forwarded: &Forwarded, wall: SystemTime) -> usize {
-        let Some(mut parcel) = Parcel::of(&forwarded.item, &self.own, wall) else {
+    pub(super) fn deliver(&mut self, forwarded: &Forwarded) -> usize {
+        let Some(mut parcel) = Parcel::of(&forwarded.item, &self.own, self.time.wall) else {
             return 0;
         };
         match &forwarded.to {
@@ -138,12 +143,7 @@ impl Delivery {
     }
 
     /// Sends a request of the server itself.
-    pub(super) fn ask(
-        &mut self,
-        addressee: Uuid,
-        frame: &Frame,
-        wall: SystemTime,
-    ) -> Result<Awaited, RequestError> {
+    pub(super) fn ask(&mut self, addressee: Uuid, frame: &Frame) -> Result<Awaited, RequestError> {
         if !self.own.operands.is_request(frame.kind()) {
             return Err(RequestError::Kind(frame.kind()));
         }
@@ -152,45 +152,37 @@ impl Delivery {
             return Err(RequestError::NotConnected);
         }
         let (asking, awaited) = self.asked.ask(addressee, self.own.uuid, frame)?;
-        let sent = self
-            .own
-            .check_length(asking.payload_bytes().len())
-            .and_then(|()| {
-                let mut parcel = self.parcel(&asking, wall);
-                self.send(None, addressee, &mut parcel)
-            });
-        match sent {
+        match self.send_within_limit(addressee, &asking) {
             Ok(()) => Ok(awaited),
             Err(SendError::TooLong { len, limit }) => Err(RequestError::TooLong { len, limit }),
             Err(_) => Err(RequestError::NotConnected),
         }
     }
 
-    /// Sends an answer to the client that asked, in the name of `addressee`; nil for the server itself.
+    /// Sends an answer, or a refusal with its reason, to the client that asked; in the name of `addressee`, or of the
+    /// server itself.
     pub(super) fn respond(
         &mut self,
         request: &Request,
-        addressee: Uuid,
-        answer: &Frame,
-        wall: SystemTime,
+        addressee: Option<Uuid>,
+        answer: Result<Bytes, &str>,
     ) -> Result<(), SendError> {
-        let peer = if addressee.is_nil() {
-            self.own.uuid
-        } else {
-            addressee
-        };
-        let addressed = Exchange::read(answer.payload_bytes()).map(|exchange| Exchange { peer, ..exchange });
-        let answer = addressed.map_or_else(|| answer.clone(), |exchange| exchange.readdress(answer));
-        self.own.check_length(answer.payload_bytes().len())?;
-        let mut parcel = self.parcel(&answer, wall);
-        self.send(None, request.from(), &mut parcel)
+        let answer = request.answer(addressee.unwrap_or(self.own.uuid), answer);
+        self.send_within_limit(request.from(), &answer)
     }
 
-    /// Sends a refusal in the name of the addressee `addressee`; nil for the server itself.
-    pub(super) fn refuse(&mut self, request: &Request, addressee: Uuid, why: &str, wall: SystemTime) {
-        if let Err(e) = self.respond(request, addressee, &request.refusal(why), wall) {
+    /// Sends a refusal in the name of `addressee`, or of the server itself.
+    pub(super) fn refuse(&mut self, request: &Request, addressee: Option<Uuid>, why: &str) {
+        if let Err(e) = self.respond(request, addressee, Err(why)) {
             debug!(target: "ssntp::server", "a refusal is dropped: {e}");
         }
+    }
+
+    /// Sends a frame of the server itself, unless it is too long.
+    fn send_within_limit(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+        self.own.check_length(frame.payload_bytes().len())?;
+        let mut parcel = self.parcel(frame);
+        self.send(None, to, &mut parcel)
     }
 
     /// Sends frames of a session of this server to the application of another server.
@@ -201,6 +193,6 @@ impl Delivery {
         parcel: &Parcel,
     ) -> Result<(), SendError> {
         self.links
-            .send_to_application(server, from.uuid, parcel, &mut self.sending.actions)
+            .send_to_application(server, from.uuid, parcel, &mut self.out)
     }
 }

@@ -19,13 +19,12 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::accept::EntryRunner;
-use super::core::CoreEvents;
 use super::entry::{Entry, NoEntry};
-use super::environment::Environment;
-use super::links::{DialledPeer, LINK_PROTOCOL, LinkFailure, PeerState};
+use super::handle::ServerHandle;
+use super::links::{DialledPeer, DialledPeers, LINK_PROTOCOL, LinkFailure, PeerState};
 use crate::jitter::random_share;
 use ssntp_pki::CertificateInfo;
-use ssntp_transport::{Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, now, threads};
+use ssntp_transport::{Duplex, LogLimit, Target, TcpOptions, deadline, excerpt, now, remaining, threads};
 
 /// The first pause after a failed attempt, and the longest. Each pause is shortened at random by up
 /// to a half, so that servers that lost each other do not dial at the same time.
@@ -61,11 +60,6 @@ pub struct Redial {
 }
 
 impl Redial {
-    /// A peer that has not been dialled yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// The thing to do at the time `now`. `share` is a random number from 0 to 1: 0 halves the next
     /// pause, 1 leaves it whole.
     /// `is_linked` returns true if there is a link to a server, whichever side has dialled.
@@ -119,13 +113,8 @@ impl Redial {
 /// stops. No call blocks.
 #[derive(Clone)]
 pub struct Dialler {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    environment: Arc<Environment>,
-    events: CoreEvents,
-    tcp: TcpOptions,
+    pub(super) handle: ServerHandle,
+    pub(super) tcp: TcpOptions,
 }
 
 impl fmt::Debug for Dialler {
@@ -135,16 +124,6 @@ impl fmt::Debug for Dialler {
 }
 
 impl Dialler {
-    pub(super) fn new(environment: Arc<Environment>, events: CoreEvents, tcp: TcpOptions) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                environment,
-                events,
-                tcp,
-            }),
-        }
-    }
-
     /// Dials a server until there is a link to it, and again whenever the link ends. False if the
     /// server is dialled already, or this server has stopped.
     ///
@@ -152,13 +131,12 @@ impl Dialler {
     /// The thread cannot be started.
     pub fn dial(&self, target: impl Into<Target>) -> io::Result<bool> {
         let target = target.into();
-        let shared = Arc::clone(&self.shared);
-        let peers = &self.shared.environment.peers;
-        peers.add(target.to_string(), |name, peer| {
+        let dialler = self.clone();
+        self.dialled().add(target.to_string(), |name, peer| {
             let log = LogLimit::default();
             let mut dialled = PeerThread {
                 target,
-                shared,
+                dialler,
                 peer,
                 log,
             };
@@ -169,31 +147,35 @@ impl Dialler {
     /// Stops dialling a server. An existing link stays until it ends. False if the server was not
     /// dialled.
     pub fn undial(&self, target: &Target) -> bool {
-        self.shared.environment.peers.remove(&target.to_string())
+        self.dialled().remove(&target.to_string())
     }
 
     /// The peers that are dialled, sorted by address, with the state of each.
     pub fn peers(&self) -> Vec<(String, PeerState)> {
-        self.shared.environment.peers.list()
+        self.dialled().list()
     }
 
     /// Cancels all threads and joins them.
     pub(super) fn close(&self) {
-        self.shared.environment.peers.close();
+        self.dialled().close();
+    }
+
+    fn dialled(&self) -> &DialledPeers {
+        &self.handle.environment.peers
     }
 }
 
 /// The thread of one peer.
 struct PeerThread {
     target: Target,
-    shared: Arc<Shared>,
+    dialler: Dialler,
     peer: DialledPeer,
     log: LogLimit<()>,
 }
 
 impl PeerThread {
     fn run(&mut self) {
-        let mut redial = Redial::new();
+        let mut redial = Redial::default();
         while !self.peer.cancel.is_cancelled() {
             let is_linked = |server| self.link_to(server).is_some();
             match redial.next(now(), random_share(), is_linked) {
@@ -207,7 +189,7 @@ impl PeerThread {
                     }
                 }
                 Attempt::Wait(until) => {
-                    if !self.peer.cancel.pause(until.saturating_duration_since(now())) {
+                    if !self.peer.cancel.pause(remaining(until)) {
                         return;
                     }
                 }
@@ -254,7 +236,8 @@ impl PeerThread {
     /// A channel that is disconnected when the link to a server ends; `None` without a link. The
     /// dispatcher is asked, because it alone knows the links.
     fn link_to(&self, server: Uuid) -> Option<Receiver<Infallible>> {
-        let look = self.shared.events.look(move |core, _| core.link_to(server));
+        let events = &self.dialler.handle.events;
+        let look = events.look(move |core, _| core.link_to(server));
         look.and_then(|(link, _)| link)
     }
 
@@ -268,7 +251,7 @@ impl PeerThread {
             .addresses(CONNECT_TIMEOUT, &self.peer.cancel)
             .map_err(lost)?
         {
-            let stream = address.connect(&self.shared.tcp, limit, &self.peer.cancel);
+            let stream = address.connect(&self.dialler.tcp, limit, &self.peer.cancel);
             result = stream.map_err(lost).and_then(|stream| self.meet(stream));
             if result.is_ok() || self.peer.cancel.is_cancelled() {
                 break;
@@ -278,9 +261,9 @@ impl PeerThread {
     }
 
     fn meet(&self, stream: Arc<dyn Duplex>) -> Result<Option<Uuid>, NoEntry> {
-        let Shared {
+        let ServerHandle {
             environment, events, ..
-        } = &*self.shared;
+        } = &self.dialler.handle;
         let refused = |e: &dyn fmt::Display| NoEntry::Link(LinkFailure::Refused(e.to_string()));
         // The dispatcher makes it, because only the dispatcher knows the newest token.
         let hello = events.look(|core, _| core.hello());
@@ -328,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_name_that_reached_this_server_is_dialled_again_after_a_minute() {
-        let (mut redial, begin, other) = (Redial::new(), now(), Uuid::from_u128(2));
+        let (mut redial, begin, other) = (Redial::default(), now(), Uuid::from_u128(2));
         let own = NoEntry::Link(LinkFailure::Own);
         assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Now);
         redial.attempted(None, Some(&own), begin, 0.5);
@@ -347,7 +330,7 @@ mod tests {
 
     #[test]
     fn the_pauses_grow_while_links_are_short_and_begin_again_after_one_that_lasted() {
-        let (mut redial, mut at, other) = (Redial::new(), now(), Uuid::from_u128(2));
+        let (mut redial, mut at, other) = (Redial::default(), now(), Uuid::from_u128(2));
         let mut pause_after = |linked: Duration| {
             redial.attempted(Some(other), None, at, 1.0);
             assert_eq!(redial.next(at, 1.0, |_| true), Attempt::Linked(other));

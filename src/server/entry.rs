@@ -16,7 +16,6 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
@@ -24,16 +23,16 @@ use crossbeam_channel::Receiver;
 use log::Level;
 use uuid::Uuid;
 
-use super::admission::{AdmissionRequest, Grant, Newcomer, Peer, RequestKind};
+use super::admission::{AdmissionRequest, Grant, Peer, RequestKind};
 use super::core::ServerCore;
 use super::credentials::ActiveCredentials;
 use super::environment::Environment;
 pub use super::links::CLAIM;
-use super::links::{LinkFailure, LinkHandshake, SLACK, refusal};
+use super::links::{LinkFailure, LinkHandshake, refusal};
 use super::log::Named;
 use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
-use crate::wire::{Decoder, outgoing};
+use crate::wire::outgoing;
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault};
 use ssntp_transport::dispatch::Call;
 use ssntp_transport::{ConnectionId, Outgoing, PeerAddress};
@@ -57,14 +56,7 @@ pub enum EntryStep {
 
 impl fmt::Debug for EntryStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Receive => "Receive",
-            Self::Claim(..) => "Claim",
-            Self::Admit(_) => "Admit",
-            Self::Send(_) => "Send",
-            Self::Start => "Start",
-            Self::End(_) => "End",
-        })
+        f.debug_struct("EntryStep").finish_non_exhaustive()
     }
 }
 
@@ -144,11 +136,8 @@ pub struct Entry {
 
 #[derive(Debug)]
 enum Kind {
-    Client {
-        connect: Option<Connect>,
-        tracing: bool,
-        bad_traces: Arc<AtomicU64>,
-    },
+    /// A client, with its CONNECT once that has arrived.
+    Client(Option<Connect>),
     Server(LinkHandshake),
 }
 
@@ -186,12 +175,7 @@ impl Entry {
         chain: Vec<CertificateDer<'static>>,
         address: PeerAddress,
     ) -> Self {
-        let kind = Kind::Client {
-            connect: None,
-            tracing: false,
-            bad_traces: Arc::default(),
-        };
-        Self::new(environment, certificate, chain, address, kind)
+        Self::new(environment, certificate, chain, address, Kind::Client(None))
     }
 
     /// The entry of another server. `hello` is the frame to send first to a server that was dialled:
@@ -221,7 +205,7 @@ impl Entry {
     /// the peer has ended its side. `wall` is the time of day.
     pub fn received(&mut self, input: &mut BytesMut, end: bool, wall: SystemTime) -> EntryStep {
         match &mut self.kind {
-            Kind::Client { .. } => {
+            Kind::Client(_) => {
                 let certificate = &self.certificate;
                 match ServerHandshake::new(certificate.roles, certificate.uuid).receive(input) {
                     Ok(Some(connect)) => return self.handle_connect(connect, wall),
@@ -254,25 +238,15 @@ impl Entry {
         if let Some(why) = is_old.then(objection).flatten() {
             return EntryStep::End(NoEntry::Outdated(why));
         }
-        if let Kind::Client { connect, .. } = &mut self.kind {
-            *connect = Some(new);
-        }
+        self.kind = Kind::Client(Some(new));
         // Without links no other server can have a session of the UUID.
-        if !self.environment.takes_links {
+        if !self.environment.tls.links {
             return self.claimed(None);
         }
         let (verdict, answer) = crossbeam_channel::bounded(1);
-        let (address, certificate) = (self.address, self.certificate.clone());
-        let intermediates: Vec<_> = self.chain.iter().skip(1).cloned().collect();
+        let peer = self.proven();
         let call = move |core: &mut ServerCore, now, actions: &mut Vec<_>| {
-            let newcomer = Newcomer {
-                uuid: new.source,
-                role: new.role,
-                address,
-                certificate: &certificate,
-                intermediates: &intermediates,
-            };
-            core.claim(now, actions, &newcomer, verdict);
+            core.claim(now, actions, &peer.newcomer(&new), verdict);
         };
         EntryStep::Claim(Box::new(call), answer)
     }
@@ -280,34 +254,31 @@ impl Entry {
     /// Handles the verdict of the server that has a session of the newcomer's UUID; `None` if none
     /// has come in time.
     pub fn claimed(&mut self, verdict: Option<u8>) -> EntryStep {
-        let Kind::Client {
-            connect: Some(connect),
-            bad_traces,
-            ..
-        } = &self.kind
-        else {
+        let Kind::Client(Some(connect)) = self.kind else {
             return EntryStep::End(NoEntry::Stopping);
         };
         match verdict.and_then(|verdict| refusal(verdict, connect.source)) {
             Some(refusal) => EntryStep::End(NoEntry::Refused(String::new(), refusal)),
-            None => self.request_admission(RequestKind::Client {
-                connect: *connect,
-                bad_traces: Arc::clone(bad_traces),
-            }),
+            None => self.request_admission(RequestKind::Client(connect)),
         }
     }
 
     fn request_admission(&self, kind: RequestKind) -> EntryStep {
+        let peer = self.proven();
+        EntryStep::Admit(Box::new(AdmissionRequest { peer, kind }))
+    }
+
+    /// What TLS has proven of the newcomer.
+    fn proven(&self) -> Peer {
         // The certificate is still valid during the second that `not_after` names.
         let expires = self.certificate.not_after + Duration::from_secs(1);
-        let peer = Peer {
+        Peer {
             certificate: self.certificate.clone(),
             intermediates: self.chain.iter().skip(1).cloned().collect(),
             expires: (!self.active.outlive).then_some(expires),
             generation: self.active.generation(),
             address: self.address,
-        };
-        EntryStep::Admit(Box::new(AdmissionRequest { peer, kind }))
+        }
     }
 
     /// Handles the verdict of the dispatcher.
@@ -316,7 +287,7 @@ impl Entry {
             Ok(grant) => grant,
             Err(refusal) => {
                 return EntryStep::End(match &self.kind {
-                    Kind::Client { connect, .. } => {
+                    Kind::Client(connect) => {
                         let name = |connect: &Connect| format!("{} ({}): ", connect.source, connect.role);
                         NoEntry::Refused(connect.as_ref().map(name).unwrap_or_default(), refusal)
                     }
@@ -325,14 +296,11 @@ impl Entry {
             }
         };
         self.is_admitted = true;
-        match &mut self.kind {
-            Kind::Client { tracing, .. } => *tracing = grant.info.tracing(),
-            Kind::Server(handshake) => {
-                // This server's HELLO was sent first.
-                if handshake.hello.is_some() {
-                    return EntryStep::Start;
-                }
-            }
+        if let Kind::Server(handshake) = &self.kind
+            && handshake.hello.is_some()
+        {
+            // This server's HELLO was sent first.
+            return EntryStep::Start;
         }
         EntryStep::Send(Outgoing::whole(grant.answer.clone(), 1))
     }
@@ -350,10 +318,10 @@ impl Entry {
     pub fn lost(&mut self, e: io::Error) -> EntryStep {
         EntryStep::End(match self.kind {
             Kind::Server(_) => NoEntry::Link(LinkFailure::Lost(e)),
-            Kind::Client { .. } if !self.is_admitted && e.kind() == io::ErrorKind::TimedOut => {
+            Kind::Client(_) if !self.is_admitted && e.kind() == io::ErrorKind::TimedOut => {
                 NoEntry::Refused(String::new(), Refusal::Deadline)
             }
-            Kind::Client { .. } => NoEntry::Lost(e),
+            Kind::Client(_) => NoEntry::Lost(e),
         })
     }
 
@@ -361,7 +329,7 @@ impl Entry {
     pub fn stopping(&mut self) -> EntryStep {
         EntryStep::End(match self.kind {
             Kind::Server(_) => NoEntry::Link(LinkFailure::Refused("the server is shutting down".into())),
-            Kind::Client { .. } => NoEntry::Stopping,
+            Kind::Client(_) => NoEntry::Stopping,
         })
     }
 
@@ -369,32 +337,14 @@ impl Entry {
     pub fn peer(&self) -> Option<Uuid> {
         match &self.kind {
             Kind::Server(handshake) => handshake.peer,
-            Kind::Client { .. } => None,
-        }
-    }
-
-    /// The codec for the reader of the connection.
-    pub fn decoder(&self) -> Decoder {
-        let own = &self.environment.own;
-        match &self.kind {
-            Kind::Client {
-                tracing, bad_traces, ..
-            } => Decoder::new(
-                own.max_payload,
-                *tracing,
-                own.operands.clone(),
-                Arc::clone(bad_traces),
-                (own.uuid, own.role),
-            ),
-            // A FORWARD is longer than the frames in it.
-            Kind::Server(_) => Decoder::of_links(own.max_payload.saturating_add(SLACK)),
+            Kind::Client(_) => None,
         }
     }
 
     /// The name of the connection's threads.
     pub(super) fn name(&self, id: ConnectionId) -> String {
         match &self.kind {
-            Kind::Client { .. } => SessionId(id).to_string(),
+            Kind::Client(_) => SessionId(id).to_string(),
             Kind::Server(_) => format!("l{id}"),
         }
     }

@@ -8,22 +8,18 @@ use uuid::Uuid;
 
 use super::config::{ServerConfig, ServerError, check_identity};
 use super::counters::HandshakeCounters;
-use super::credentials::{ActiveCredentials, Credentials};
+use super::credentials::{ActiveCredentials, TlsSettings};
 use super::enrol::Enrolment;
-use super::links::{DialledPeers, LINK_PROTOCOL, SESSION_PROTOCOL};
+use super::links::DialledPeers;
 use super::own::OwnServer;
 use crate::proto::Operands;
-use crate::wire::JOIN_PROTOCOL;
 use ssntp_pki::{Identity, Trust};
-use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{BufferPool, LogLimit, locked};
 
 /// The part of a server that all its threads share.
 #[derive(Debug)]
 pub struct Environment {
     pub(super) own: Arc<OwnServer>,
-    /// True if the server takes links.
-    pub(super) takes_links: bool,
     /// The servers that are dialled.
     pub(super) peers: DialledPeers,
     pub(super) tracing: bool,
@@ -33,31 +29,12 @@ pub struct Environment {
     /// The present credentials. A renewal replaces the pointer.
     // Handshakes hold the lock only to clone the pointer, so that they do not wait for each other.
     active: Mutex<Arc<ActiveCredentials>>,
-    resumption: bool,
+    pub(super) tls: TlsSettings,
     /// Limits the log lines that newcomers can cause, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
     pub(super) handshakes: HandshakeCounters,
     /// Lets nodes join.
     pub(super) enrolment: Option<Arc<Enrolment>>,
-}
-
-/// The TLS acceptor for these credentials. A server without links uses no ALPN, so clients that offer
-/// any protocol can connect.
-fn acceptor(
-    identity: &Identity,
-    trust: &Trust,
-    resumption: bool,
-    links: bool,
-    joins: bool,
-) -> Result<Acceptor, TlsError> {
-    let mut acceptor = trust.acceptor(identity)?.resumption(resumption)?;
-    if links {
-        acceptor = acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]);
-    }
-    if joins {
-        acceptor = acceptor.unproven(JOIN_PROTOCOL, Arc::new(trust.rooted(identity)))?;
-    }
-    Ok(acceptor)
 }
 
 impl Environment {
@@ -66,11 +43,15 @@ impl Environment {
     /// # Errors
     /// [`ServerError::Tls`] if the certificates cannot be used for TLS.
     pub fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
-        let federation = config.federation.as_ref();
-        let takes_links = federation.is_some();
+        let federation = config.federate.as_ref();
         let advertised = federation.map(|federation| federation.advertised.clone());
-        let joins = config.enrolment.is_some();
-        let (identity, trust) = (config.identity.clone(), config.trust.clone());
+        let tls = TlsSettings {
+            links: federation.is_some(),
+            joins: config.enrol.is_some(),
+            resumption: config.resumption,
+            outlive: config.outlive_certificates,
+        };
+        let active = ActiveCredentials::new(&config.identity, &config.trust, tls)?;
         Ok(Arc::new(Self {
             own: Arc::new(OwnServer {
                 uuid: config.uuid,
@@ -84,21 +65,12 @@ impl Environment {
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             pool: BufferPool::new(),
-            active: Mutex::new(Arc::new(ActiveCredentials {
-                acceptor: acceptor(&identity, &trust, config.resumption, takes_links, joins)?,
-                credentials: Credentials {
-                    identity,
-                    trust,
-                    renewals: 0,
-                },
-                outlive: config.outlive_certificates,
-            })),
-            resumption: config.resumption,
+            active: Mutex::new(Arc::new(active)),
+            tls,
             newcomers: Mutex::default(),
             handshakes: HandshakeCounters::default(),
-            takes_links,
             peers: DialledPeers::default(),
-            enrolment: config.enrolment.clone(),
+            enrolment: config.enrol.clone(),
         }))
     }
 
@@ -116,25 +88,12 @@ impl Environment {
     pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
         check_identity(identity, self.own.role, self.own.uuid)?;
         // It makes tickets with a new key, so it accepts no ticket that was made before.
-        let acceptor = acceptor(
-            identity,
-            trust,
-            self.resumption,
-            self.takes_links,
-            self.enrolment.is_some(),
-        )?;
+        let mut renewed = ActiveCredentials::new(identity, trust, self.tls)?;
         let mut active = locked(&self.active);
         // Compared under the lock, so that two renewals at the same time follow each other.
-        acceptor.check_follows(&active.acceptor)?;
-        *active = Arc::new(ActiveCredentials {
-            acceptor,
-            credentials: Credentials {
-                identity: identity.clone(),
-                trust: trust.clone(),
-                renewals: active.generation() + 1,
-            },
-            outlive: active.outlive,
-        });
+        renewed.acceptor.check_follows(&active.acceptor)?;
+        renewed.credentials.renewals = active.generation() + 1;
+        *active = Arc::new(renewed);
         Ok(())
     }
 }

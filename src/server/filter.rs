@@ -33,13 +33,6 @@ pub struct Filter {
     action: FilterAction,
 }
 
-impl Default for Filter {
-    /// [`Filter::allow_all`].
-    fn default() -> Self {
-        Self::allow_all()
-    }
-}
-
 impl Filter {
     /// Every role may send every kind.
     pub fn allow_all() -> Self {

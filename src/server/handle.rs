@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,8 +21,8 @@ use crate::payload::Content;
 use crate::proto::Frame;
 use crate::request::{Request, RequestError};
 use ssntp_pki::Role;
+use ssntp_transport::deadline;
 use ssntp_transport::dispatch::{self, DispatchEvent};
-use ssntp_transport::{Occupancy, deadline};
 
 /// The event that runs a closure on the dispatcher.
 fn call(call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) + Send + 'static) -> DispatchEvent<ServerCore> {
@@ -42,8 +42,6 @@ fn call(call: impl FnOnce(&mut dyn Handler, &mut Context<'_>) + Send + 'static) 
 pub struct ServerHandle {
     pub(super) events: CoreEvents,
     pub(super) environment: Arc<Environment>,
-    /// The number of handshakes under way. Set once the server accepts clients.
-    occupancy: Arc<OnceLock<Arc<Occupancy>>>,
 }
 
 impl fmt::Debug for ServerHandle {
@@ -54,16 +52,7 @@ impl fmt::Debug for ServerHandle {
 
 impl ServerHandle {
     pub(super) fn new(events: CoreEvents, environment: Arc<Environment>) -> Self {
-        Self {
-            events,
-            environment,
-            occupancy: Arc::default(),
-        }
-    }
-
-    /// Sets the number of handshakes under way, for the figures.
-    pub(super) fn set_occupancy(&self, occupancy: Arc<Occupancy>) {
-        let _ = self.occupancy.set(occupancy);
+        Self { events, environment }
     }
 
     /// Runs `call` on the dispatcher and returns its result. The [`Context`] has all operations.
@@ -194,13 +183,12 @@ impl ServerHandle {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
-        let taken = self.events.look(|core, view| core.figures(view));
+        let taken = self.events.look(|core, view| core.state.figures(view));
         let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
         figures.dispatcher = dispatcher;
         figures.name_kinds(self.environment.operands());
-        let occupancy = self.occupancy.get().map(|occupancy| &**occupancy);
         figures.peers = self.environment.peers.list();
-        figures.handshakes = self.environment.handshakes.figures(occupancy);
+        figures.handshakes = self.environment.handshakes.figures();
         Ok(figures)
     }
 
@@ -260,7 +248,7 @@ impl ServerHandle {
             return Err(RequestError::OnDispatcher);
         }
         let deadline = deadline(limit);
-        let asked = self.with(move |cx| cx.state.delivery.ask(addressee, &frame, cx.state.time.wall));
+        let asked = self.with(move |cx| cx.state.delivery.ask(addressee, &frame));
         asked.map_err(|_| RequestError::Ended)??.wait(deadline, limit)
     }
 

@@ -61,7 +61,7 @@
 //! | `routing`, `filter`, `kinds` | the tables by kind of frame: [`Rules`], [`Filter`] |
 //! | `configuration` | the cluster configuration and CONFIGURE |
 //! | `delivery` | whom a frame can reach: sessions, links, and the way out together; the server's own requests |
-//! | `sending`, `parcel`, `actions` | the way out: frames on their way to several receivers |
+//! | `sending`, `parcel` | the way out: frames on their way to several receivers |
 //! | `operators` | the commands of operators |
 //! | `links` | links to other servers, and the sessions there: [`Federation`] |
 //! | `figures`, `counters` | [`Figures`]: sessions and counters |
@@ -71,7 +71,6 @@
 //! | `time` | the time of a call |
 
 mod accept;
-mod actions;
 pub(crate) mod admission;
 mod bans;
 mod certificates;
@@ -149,7 +148,7 @@ pub use self::handle::ServerHandle;
 pub use self::handler::{ClusterHandler, Handler};
 pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
 pub use self::renewal::RenewalReport;
-pub use self::routing::{Decision, RuleError, Rules};
+pub use self::routing::{RuleError, Rules};
 pub use self::sessions::{SessionCounters, SessionId, SessionInfo, SessionKey};
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner};
@@ -167,9 +166,8 @@ pub struct Server {
     addresses: Vec<Address>,
     max_sessions: usize,
     acceptance: Option<Acceptance>,
-    dispatcher: Option<JoinHandle<()>>,
-    /// The thread that renews certificates. It ends with the core.
-    renewals: Option<JoinHandle<()>>,
+    /// The dispatcher, and the thread that renews certificates, which ends with the core.
+    threads: Vec<JoinHandle<()>>,
     /// Disconnected when the server begins to stop.
     stopping: Receiver<Infallible>,
 }
@@ -201,12 +199,12 @@ impl Server {
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
         #[cfg(feature = "issue")]
-        let enrolment = config.enrolment.take().map(|enrolment| {
+        let enrolment = config.enrol.take().map(|enrolment| {
             let (renewals, asked) = crossbeam_channel::bounded(joining::RENEWALS);
             config.renewals = Some(renewals);
             (enrolment, asked)
         });
-        let (federation, tcp) = (config.federation.take(), config.tcp);
+        let (federation, tcp) = (config.federate.take(), config.tcp);
         let (memory, max_payload) = (settings.received.longest(), config.max_payload);
         if memory < u64::from(max_payload) {
             warn!(target: "ssntp::server",
@@ -236,27 +234,23 @@ impl Server {
             addresses,
             max_sessions,
             acceptance: None,
-            dispatcher: Some(dispatcher),
-            renewals: None,
+            threads: vec![dispatcher],
             stopping,
         };
         // From here on, an early return drops `server`, which ends the threads that run.
-        let acceptance = accept::start(
-            listeners,
-            Arc::clone(&environment),
-            room.handshakes,
-            events.clone(),
-        );
+        let acceptance = accept::start(listeners, environment, room.handshakes, events);
         let acceptance = acceptance.map_err(ServerError::Thread)?;
-        server.handle.set_occupancy(acceptance.occupancy());
+        let handshakes = &server.handle.environment.handshakes;
+        let _ = handshakes.occupancy.set(acceptance.occupancy());
         server.acceptance = Some(acceptance);
         #[cfg(feature = "issue")]
         if let Some((enrolment, asked)) = enrolment {
             let thread = joining::start(enrolment, asked, server.handle());
-            server.renewals = Some(thread.map_err(ServerError::Thread)?);
+            server.threads.push(thread.map_err(ServerError::Thread)?);
         }
         if let Some(federation) = federation {
-            let dialler = Dialler::new(environment, events, tcp);
+            let handle = server.handle();
+            let dialler = Dialler { handle, tcp };
             server.dialler = Some(dialler.clone());
             for peer in federation.peers {
                 dialler.dial(peer).map_err(ServerError::Thread)?;
@@ -370,10 +364,7 @@ impl Drop for Server {
             dialler.close();
         }
         let _ = events.send(DispatchEvent::Exit);
-        for thread in [self.dispatcher.take(), self.renewals.take()]
-            .into_iter()
-            .flatten()
-        {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::own::OwnServer;
 use super::sessions::Session;
-use crate::proto::{self, Frame, FrameKind, Item, Run};
+use crate::proto::{Frame, FrameKind, Item, Run};
 use crate::wire::outgoing;
 use ssntp_transport::{Outgoing, nanoseconds};
 
@@ -78,28 +78,5 @@ impl Parcel {
             Some(frame) => (true, frame.encode()),
             None => (false, self.plain.bytes()),
         }
-    }
-}
-
-/// Returns the frame for a queue that counts only the frame's own length. If its payload is a small part
-/// of the `memory` that it keeps alive, the payload is copied, so that a short frame in a queue does not
-/// keep much more memory than is counted.
-pub(super) fn apart(frame: &Frame, memory: usize) -> Frame {
-    frame.carrying(proto::apart(frame.payload_bytes().clone(), memory))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::proto::Command;
-
-    #[test]
-    fn a_frame_that_waits_keeps_no_long_run_alive() {
-        let run = Bytes::from(vec![7; 100_000]);
-        let found = |len| Frame::with_payload(Command::STATS, run.slice(..len));
-        let small = apart(&found(10), run.len());
-        assert!(small.payload_bytes().is_unique() && small == found(10));
-        let most = apart(&found(90_000), run.len());
-        assert_eq!(most.payload_bytes().as_ptr(), run.as_ptr(), "shared");
     }
 }

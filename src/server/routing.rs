@@ -2,7 +2,6 @@
 //! for each kind of frame, the roles that get it or a routing function.
 
 use std::fmt;
-use std::time::SystemTime;
 
 use log::debug;
 use uuid::Uuid;
@@ -11,41 +10,29 @@ use super::delivery::Delivery;
 use super::directory::Directory;
 use super::filter::Filter;
 use super::kinds::KindTable;
-use super::parcel::{Parcel, apart};
+use super::parcel::Parcel;
 use super::sessions::SessionInfo;
-use crate::proto::{Frame, FrameKind, Item, Operands};
+use crate::proto::{Frame, FrameKind, Item, Operands, apart};
 use ssntp_pki::Role;
 use ssntp_transport::guard;
 
-/// The decision of a routing function about one frame.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// Send the frame to these clients. A client that is not connected, and the sender itself, are
-    /// skipped and logged.
-    Forward(Vec<Uuid>),
-    /// Drop the frame.
-    Discard,
-}
-
-/// A routing function. Its arguments are a frame, the UUID of its sender, and the connected sessions.
-/// It runs on the dispatcher thread and must not block.
-pub(super) type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send;
+/// A routing function. Its arguments are a frame, the UUID of its sender, and the connected sessions. It returns the
+/// clients to send the frame to.
+pub(super) type RouteFn = dyn FnMut(&Frame, Uuid, &Directory<'_>) -> Vec<Uuid> + Send;
 
 /// The forwarding rules of a server, at most one for each kind of frame. A frame without a rule goes
 /// only to the application.
 ///
 /// ```
 /// use ssntp::proto::{Command, Event};
-/// use ssntp::server::{Decision, Rules};
+/// use ssntp::server::Rules;
 /// use ssntp::Role;
 ///
 /// let rules = Rules::new()
 ///     .multicast(Command::STATS, Role::CONTROLLER)
 ///     .route(Event::TENANT_ADDED, |_frame, _from, directory| {
-///         match directory.with_role(Role::CNCIAGENT).next() {
-///             Some(cnci) => Decision::Forward(vec![cnci.uuid()]),
-///             None => Decision::Discard,
-///         }
+///         let cnci = directory.with_role(Role::CNCIAGENT).next();
+///         cnci.map(|cnci| cnci.uuid()).into_iter().collect()
 ///     });
 /// assert!(rules.check().is_ok());
 /// ```
@@ -100,12 +87,14 @@ impl Rules {
         self
     }
 
-    /// Adds a rule: `route` decides about each frame of `kind`.
+    /// Adds a rule: `route` returns the clients that get a frame of `kind`; without any, the frame is dropped. A client
+    /// that is not connected, and the sender itself, are skipped and logged. `route` runs on the dispatcher thread and
+    /// must not block.
     #[must_use]
     pub fn route(
         mut self,
         kind: impl Into<FrameKind>,
-        route: impl FnMut(&Frame, Uuid, &Directory<'_>) -> Decision + Send + 'static,
+        route: impl FnMut(&Frame, Uuid, &Directory<'_>) -> Vec<Uuid> + Send + 'static,
     ) -> Self {
         self.entries.push((kind.into(), Rule::Function(Box::new(route))));
         self
@@ -187,7 +176,7 @@ fn table(rules: Rules, operands: &Operands) -> Result<KindTable<Rule>, RuleError
 
 /// What clients may send, and where it goes.
 pub(super) struct Routing {
-    filter: Filter,
+    pub(super) filter: Filter,
     rules: KindTable<Rule>,
 }
 
@@ -195,14 +184,6 @@ impl Routing {
     pub(super) fn new(filter: Filter, rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
         let rules = table(rules, operands)?;
         Ok(Self { filter, rules })
-    }
-
-    pub(super) fn filter(&self) -> &Filter {
-        &self.filter
-    }
-
-    pub(super) fn set_filter(&mut self, filter: Filter) {
-        self.filter = filter;
     }
 
     pub(super) fn set_rules(&mut self, rules: Rules, operands: &Operands) -> Result<(), RuleError> {
@@ -222,16 +203,15 @@ impl Routing {
         delivery: &mut Delivery,
         from: &SessionInfo,
         item: &Item,
-        wall: SystemTime,
     ) -> Vec<String> {
         match self.rules.get_mut(item.kind()) {
             Some(Rule::Multicast(role)) => {
-                let parcel = Parcel::of(item, &delivery.own, wall);
+                let parcel = Parcel::of(item, &delivery.own, delivery.time.wall);
                 let sent = parcel.map_or(0, |mut parcel| {
                     delivery.send_to_role(Some(from.uuid), *role, &mut parcel)
                 });
                 if sent == 0 {
-                    delivery.sending.count_unreceived(item.frames());
+                    delivery.out.unreceived += u64::from(item.frames());
                 }
                 Vec::new()
             }
@@ -243,7 +223,7 @@ impl Routing {
                 };
                 let frames = item.each();
                 frames
-                    .filter_map(|frame| forward(&mut **route, delivery, from, &frame, (memory, wall)))
+                    .filter_map(|frame| forward(&mut **route, delivery, from, &frame, memory))
                     .collect()
             }
             None => Vec::new(),
@@ -258,15 +238,16 @@ fn forward(
     delivery: &mut Delivery,
     from: &SessionInfo,
     frame: &Frame,
-    (memory, wall): (usize, SystemTime),
+    memory: usize,
 ) -> Option<String> {
-    let mut decision = Decision::Discard;
+    let mut receivers = Vec::new();
     let directory = delivery.directory();
-    let panic = guard(|| decision = route(frame, from.uuid, &directory)).err();
-    let Decision::Forward(receivers) = decision else {
+    let panic = guard(|| receivers = route(frame, from.uuid, &directory)).err();
+    if receivers.is_empty() {
         return panic;
-    };
-    let mut parcel = delivery.parcel(&apart(frame, memory), wall);
+    }
+    let payload = apart(frame.payload_bytes().clone(), memory);
+    let mut parcel = delivery.parcel(&frame.carrying(payload));
     let mut count = 0;
     for uuid in receivers {
         match delivery.send(Some(from.uuid), uuid, &mut parcel) {
@@ -278,7 +259,7 @@ fn forward(
         }
     }
     if count == 0 {
-        delivery.sending.count_unreceived(1);
+        delivery.out.unreceived += 1;
     }
     panic
 }
@@ -325,7 +306,7 @@ mod tests {
                 RuleError::Duplicate(stats),
             ),
             (
-                Rules::new().route(unknown, |_, _, _| Decision::Discard),
+                Rules::new().route(unknown, |_, _, _| Vec::new()),
                 RuleError::Unknown(unknown),
             ),
             (
@@ -360,7 +341,7 @@ mod tests {
     fn rules_are_shown_by_kind_and_receivers() {
         let rules = Rules::new()
             .multicast(Command::STATS, Role::CONTROLLER)
-            .route(Status::READY, |_, _, _| Decision::Discard);
+            .route(Status::READY, |_, _, _| Vec::new());
         let shown = r#"{STATS: "controller", READY: "function"}"#;
         assert_eq!(format!("{rules:?}"), shown);
     }

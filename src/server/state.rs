@@ -6,14 +6,13 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use log::{Level, debug, info, warn};
 use uuid::Uuid;
 
-use super::admission::{Admission, Grant, Holder, Newcomer, Peer};
+use super::admission::{Admission, Grant, Holder, Newcomer, Peer, Situation};
 use super::config::{ServerConfig, SlowConsumer};
 use super::configuration::Configuration;
 use super::connections::Connections;
@@ -23,7 +22,7 @@ use super::disconnect::DisconnectReason;
 use super::environment::Environment;
 use super::error::SendError;
 use super::figures::{ClosedSession, Figures, HandshakeFigures, SessionFigures};
-use super::links::{EndCode, LinkRequest, Remote, RosterChanges, ServerLink, verdict};
+use super::links::{EndCode, LinkRequest, Remote, RosterChanges, SLACK, ServerLink, verdict};
 use super::log::{AUDIT, Log, Named};
 use super::operators::{self, Operators, kick, lists, read_drain};
 use super::parcel::Parcel;
@@ -34,11 +33,10 @@ use super::time::Moment;
 use crate::payload::{
     DrainServer, Draining, Kick, Kicked, OperatorRefusal, Payload, ServerEntry, ServerState, Servers,
 };
-use crate::proto::{
-    Connect, ErrorCode, Frame, FrameKind, Item, PROBE, Refusal, Run, ServerHandshake, answer_to_filtered,
-};
+use crate::proto::{Connect, ErrorCode, Frame, FrameKind, Item, PROBE, Refusal, Run, ServerHandshake};
 use crate::request::Request;
 use crate::silence::{Look, SILENT};
+use crate::wire::Decoder;
 use ssntp_pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate, chain_from_der, rfc3339};
 use ssntp_transport::dispatch::{Drops, View};
 use ssntp_transport::{ConnectionId, Load, OutboxCounters, excerpt};
@@ -63,8 +61,6 @@ pub(super) enum Notice {
 /// All state of a server except for the application.
 pub(super) struct State {
     pub(super) environment: Arc<Environment>,
-    /// The time of the present call.
-    pub(super) time: Moment,
     /// The sessions, the links, and the way out.
     pub(super) delivery: Delivery,
     pub(super) renewals: Renewals,
@@ -78,7 +74,7 @@ pub(super) struct State {
     slow_consumer: SlowConsumer,
     started: Instant,
     /// The events to deliver to the application, oldest first.
-    notices: Vec<Notice>,
+    pub(super) notices: Vec<Notice>,
 }
 
 impl std::fmt::Debug for State {
@@ -99,10 +95,6 @@ impl State {
     ) -> Result<Self, RuleError> {
         let own = &environment.own;
         Ok(Self {
-            time: Moment {
-                now,
-                wall: SystemTime::UNIX_EPOCH,
-            },
             delivery: Delivery::new(own, config.idle_limit, now),
             renewals: Renewals::new(config.renewals),
             admission: Admission::new(own.uuid, config.admission, max_sessions, open),
@@ -128,16 +120,8 @@ impl State {
         if let Some(why) = panic {
             let line = format_args!("the application panicked in {what}: {why}");
             self.log
-                .of_uuid(Level::Error, (Uuid::nil(), what), self.time.now, line);
+                .of_uuid(Level::Error, (Uuid::nil(), what), self.delivery.time.now, line);
         }
-    }
-
-    pub(super) fn has_notices(&self) -> bool {
-        !self.notices.is_empty()
-    }
-
-    pub(super) fn take_notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
     }
 
     /// The snapshot, without the parts that the dispatcher does not have: names, peers, handshakes.
@@ -145,45 +129,44 @@ impl State {
         let own = &self.environment.own;
         let time = Moment {
             now: view.now,
-            ..self.time
+            ..self.delivery.time
         };
         let announced = self.delivery.sessions.iter().filter(|session| session.announced);
         let (certificates, most_of_certificate) = self.connections.certificates().counted();
-        let mut figures = Figures {
+        let sessions: Vec<_> = announced
+            .map(|session| SessionFigures::new(session, view, time))
+            .collect();
+        let (counters, out) = (&self.counters, &self.delivery.out);
+        Figures {
             uuid: own.uuid,
             role: own.role,
             taken: time.wall,
             started: time.time_of_day(self.started),
             stopping: !self.admission.is_open(),
-            sessions: announced
-                .map(|session| SessionFigures::new(session, view, time))
-                .collect(),
             by_role: self.delivery.sessions.count_by_role(),
             standing: view.connections.saturating_sub(self.connections.links()),
-            max_sessions: self.admission.max_sessions(),
+            max_sessions: self.admission.max_sessions,
             certificates,
             most_of_certificate,
-            max_of_certificate: self.admission.share(),
+            max_of_certificate: self.admission.policy.share(self.admission.max_sessions),
             links: self.delivery.links.figures(time.now),
             lost: self.connections.frames_lost(),
             dispatcher: view.dispatcher,
             queues: view.queues,
             received: view.received,
-            closed: Vec::new(),
-            admitted: 0,
-            ended: Default::default(),
+            closed: counters.closed.iter().cloned().collect(),
+            admitted: counters.admitted,
+            ended: counters.ended.clone(),
             peers: Vec::new(),
             handshakes: HandshakeFigures::default(),
-            frames: Vec::new(),
-            unsupported: 0,
-            filtered: 0,
-            unreceived: 0,
-            answered: 0,
-            dropped: 0,
-        };
-        self.counters.show(&mut figures);
-        self.delivery.sending.show(&mut figures);
-        figures
+            frames: out.kinds(),
+            unsupported: counters.total(&sessions, |of| of.frames_unsupported),
+            filtered: counters.total(&sessions, |of| of.frames_filtered),
+            dropped: counters.total(&sessions, |of| of.frames_dropped),
+            unreceived: out.unreceived,
+            answered: out.answered,
+            sessions,
+        }
     }
 }
 
@@ -196,26 +179,23 @@ impl State {
         newcomer: &Newcomer<'_>,
         connections: usize,
     ) -> Result<Option<SessionId>, Refusal> {
-        let holder = self.delivery.sessions.of(newcomer.uuid);
-        let certificates = self.connections.certificates();
-        let counts = (
-            connections.saturating_sub(self.connections.links()),
-            certificates.connections_of(newcomer.certificate),
-        );
-        let holder =
-            holder.map(|session| self.holder(&session.info, newcomer.certificate, newcomer.intermediates));
-        self.admission.judge(newcomer, holder, counts, self.time.now)
+        let (admission, certificates) = (&self.admission, self.connections.certificates());
+        let situation = Situation {
+            needs_bound: admission.policy.needs_bound(newcomer.role),
+            sessions: connections.saturating_sub(self.connections.links()),
+            of_certificate: certificates.connections_of(newcomer.certificate),
+            holder: self.holder(newcomer.uuid, newcomer.certificate, newcomer.intermediates),
+            ..admission.situation(newcomer.uuid, self.delivery.time.now)
+        };
+        let bound = newcomer.certificate.uuid;
+        admission.policy.judge(newcomer.uuid, bound, &situation)
     }
 
     /// The session that has the UUID of a newcomer with this certificate, which has shown these others.
-    fn holder(
-        &self,
-        old: &SessionInfo,
-        certificate: &CertificateInfo,
-        shown: &[CertificateDer<'_>],
-    ) -> Holder {
+    fn holder(&self, uuid: Uuid, new: &CertificateInfo, shown: &[CertificateDer<'_>]) -> Option<Holder> {
+        let old = &self.delivery.sessions.of(uuid)?.info;
         let trust = &self.environment.active().credentials.trust;
-        Holder::new(old.id, &old.certificate, certificate, shown, trust)
+        Some(Holder::new(old.id, &old.certificate, new, shown, trust))
     }
 
     /// True if a session of the newcomer's UUID is at another server, which must be asked before this server
@@ -230,9 +210,9 @@ impl State {
     /// it over. `certificates` are the newcomer's own and those that it has shown with it. Returns the verdict for
     /// CLAIMED.
     pub(super) fn judge_claim(&mut self, uuid: Uuid, certificates: &[u8]) -> u8 {
-        let Some(session) = self.delivery.sessions.of(uuid) else {
+        if self.delivery.sessions.of(uuid).is_none() {
             return 0;
-        };
+        }
         let chain = chain_from_der(certificates).unwrap_or_default();
         let Some((Ok(certificate), shown)) = chain
             .split_first()
@@ -241,10 +221,14 @@ impl State {
             // A certificate that cannot be read proves nothing, so the session stays.
             return u8::MAX;
         };
-        let holder = self.holder(&session.info, &certificate, shown);
-        let judged = self
-            .admission
-            .judge_takeover(uuid, certificate.uuid, holder, self.time.now);
+        // The other server applies its own rules and limits, so none applies here.
+        let situation = Situation {
+            stopping: false,
+            maximum: usize::MAX,
+            holder: self.holder(uuid, &certificate, shown),
+            ..self.admission.situation(uuid, self.delivery.time.now)
+        };
+        let judged = self.admission.policy.judge(uuid, certificate.uuid, &situation);
         if let Ok(Some(old)) = judged {
             self.end(old, DisconnectReason::Replaced, true);
         }
@@ -257,7 +241,6 @@ impl State {
         id: SessionId,
         peer: Peer,
         connect: &Connect,
-        bad_traces: Arc<AtomicU64>,
         outbox: OutboxCounters,
     ) -> Grant {
         let environment = &self.environment;
@@ -281,28 +264,35 @@ impl State {
             certificate,
             tracing: connected.trace,
         });
-        let mut session = Session::new(Arc::clone(&info), outbox, bad_traces, self.time.now);
+        let bad_traces = Arc::default();
+        let decoder = Decoder::new(
+            own.max_payload,
+            connected.trace,
+            own.operands.clone(),
+            Arc::clone(&bad_traces),
+            (own.uuid, own.role),
+        );
+        let mut session = Session::new(info, outbox, bad_traces, self.delivery.time.now);
         session.expires = peer.expires;
         session.rank = self.delivery.links.next_rank();
-        self.delivery.sessions.insert(session, self.time);
+        self.delivery.sessions.insert(session, self.delivery.time);
         Grant {
-            info,
+            decoder,
             answer: connected.encode().into(),
         }
     }
 
     /// Begins a session whose threads run. `None` if it has ended meanwhile.
     pub(super) fn begin(&mut self, id: SessionId) -> Option<Arc<SessionInfo>> {
-        let session = self.delivery.sessions.get_mut(id)?;
+        let delivery = &mut self.delivery;
+        let session = delivery.sessions.get_mut(id)?;
         session.announced = true;
-        self.counters.admitted();
-        self.delivery
-            .links
-            .announce_session(session, &mut self.delivery.sending.actions);
+        self.counters.admitted += 1;
+        delivery.links.announce_session(session, &mut delivery.out);
         let info = Arc::clone(&session.info);
         let line = format_args!("{info}: connected");
         self.log
-            .of_session(Level::Info, (&info, "connected"), self.time.now, line);
+            .of_session(Level::Info, (&info, "connected"), self.delivery.time.now, line);
         info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
         Some(info)
     }
@@ -318,13 +308,14 @@ impl State {
     /// Removes a session from every index and ends its connection: after its queue is sent, or at once
     /// with `abort`.
     pub(super) fn end(&mut self, id: SessionId, reason: DisconnectReason, abort: bool) {
+        let delivery = &mut self.delivery;
         // First, so that no frame is sent to the session by the calls below.
-        let Some(session) = self.delivery.sessions.remove(id) else {
+        let Some(session) = delivery.sessions.remove(id) else {
             return;
         };
         // Only this client could have answered the requests to it.
-        self.delivery.asked.cancel(Some(session.info.uuid));
-        self.delivery.sending.actions.end(id.0, abort);
+        delivery.asked.cancel(Some(session.info.uuid));
+        delivery.out.end(id.0, abort);
         // If the application was not told of the session's beginning, it is not told of its end.
         let counters = session.counters();
         self.counters.removed(&counters);
@@ -332,13 +323,11 @@ impl State {
             self.counters.closed(ClosedSession {
                 info: Arc::clone(&session.info),
                 reason: reason.clone(),
-                since: self.time.time_of_day(session.since),
-                until: self.time.wall,
+                since: delivery.time.time_of_day(session.since),
+                until: delivery.time.wall,
                 counters,
             });
-            self.delivery
-                .links
-                .announce_end(&session.info, &mut self.delivery.sending.actions);
+            delivery.links.announce_end(&session.info, &mut delivery.out);
             self.notices.push(Notice::Disconnected(session.info, reason));
         }
     }
@@ -350,19 +339,18 @@ impl State {
             return self.end_link(id.0, EndCode::Refused, &reason.to_string());
         }
         // Before the end, after which the session has no queue.
-        self.delivery
-            .sending
-            .own(id, &Frame::new(ErrorCode::CONNECTION_FAILURE));
+        let failure = Frame::new(ErrorCode::CONNECTION_FAILURE);
+        self.delivery.out.own(id, &failure);
         self.end(id, reason, false);
         true
     }
 
     /// Ends sessions whose certificates have expired.
     pub(super) fn end_expired(&mut self) {
-        for id in self.delivery.sessions.expired(self.time) {
+        for id in self.delivery.sessions.expired(self.delivery.time) {
             if let Some(session) = self.delivery.sessions.get(id) {
                 let not_after = session.info.certificate().not_after_text();
-                let clock = rfc3339(self.time.wall);
+                let clock = rfc3339(self.delivery.time.wall);
                 let why = Fault::Expired { not_after, clock }.to_string();
                 self.dismiss(id, DisconnectReason::Certificate(why));
             }
@@ -371,7 +359,7 @@ impl State {
 
     /// Asks silent sessions for a sign of life, and ends those that have given none.
     pub(super) fn end_silent(&mut self) {
-        for (id, look) in self.delivery.sessions.silent(self.time.now) {
+        for (id, look) in self.delivery.sessions.silent(self.delivery.time.now) {
             if look == Look::Ask {
                 self.ask(id);
             } else {
@@ -386,7 +374,7 @@ impl State {
     pub(super) fn ask(&mut self, id: SessionId) {
         if let Some(session) = self.delivery.sessions.get_mut(id) {
             session.silence.ask();
-            self.delivery.sending.own(id, &Frame::new(PROBE));
+            self.delivery.out.own(id, &Frame::new(PROBE));
         }
     }
 
@@ -405,14 +393,14 @@ impl State {
     /// the time `within`.
     pub(super) fn drain(&mut self, within: Duration) {
         info!(target: "ssntp::server", "draining: clients have {} s to leave", within.as_secs_f64());
-        if self.admission.drain(within, self.time.now) {
+        if self.admission.drain(within, self.delivery.time.now) {
             self.notices.push(Notice::Draining);
         }
         let draining = Frame::of(&Draining {
             within_s: within.as_secs(),
         });
         for id in self.delivery.sessions.ids() {
-            self.delivery.sending.own(id, &draining);
+            self.delivery.out.own(id, &draining);
         }
     }
 
@@ -440,7 +428,7 @@ impl State {
     /// `newest` is the item that found no room.
     pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
         let Some(session) = self.delivery.sessions.get(id) else {
-            self.counters.dropped(newest.frames);
+            self.counters.past.frames_dropped += newest.frames;
             return Drops::Newest;
         };
         let counters = session.counters();
@@ -452,10 +440,10 @@ impl State {
                     counters.bytes_waiting
                 );
                 self.log
-                    .of_session(Level::Warn, (info, "slow consumer"), self.time.now, line);
+                    .of_session(Level::Warn, (info, "slow consumer"), self.delivery.time.now, line);
                 // Without sending its queue, because the client does not read it.
                 self.end(id, DisconnectReason::SlowConsumer, true);
-                self.counters.dropped(newest.frames);
+                self.counters.past.frames_dropped += newest.frames;
                 return Drops::Newest;
             }
             SlowConsumer::DropNewest => ("newest", Drops::Newest),
@@ -473,8 +461,7 @@ impl State {
 impl State {
     /// Forwards frames of a session by the rule for their kind.
     pub(super) fn route(&mut self, info: &SessionInfo, item: &Item) {
-        let wall = self.time.wall;
-        for panic in self.routing.forward(&mut self.delivery, info, item, wall) {
+        for panic in self.routing.forward(&mut self.delivery, info, item) {
             self.log_panic("a routing function", Some(panic));
         }
     }
@@ -484,13 +471,13 @@ impl State {
         let payload = frame.payload_bytes();
         let (verdict, panic) = self.configuration.replace(payload);
         self.log_panic("the configuration check", panic);
-        let now = self.time.now;
+        let now = self.delivery.time.now;
         if let Err(why) = &verdict {
             let line = format_args!("{info}: CONFIGURE refused: {}", excerpt(why));
             self.log
                 .of_session(Level::Warn, (info, "CONFIGURE refused"), now, line);
             let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());
-            self.delivery.sending.answer(info.id, &refused, 1);
+            self.delivery.out.answer(info.id, &refused, 1);
         } else {
             let line = format_args!("{info}: new cluster configuration of {} bytes", payload.len());
             self.log
@@ -511,10 +498,8 @@ impl State {
             session.info,
             self.environment.own.operands.show(kind)
         );
-        if self.routing.filter().rejects()
-            && let Some(answer) = answer_to_filtered(kind)
-        {
-            self.delivery.sending.answer(id, &answer, frames);
+        if self.routing.filter.rejects() {
+            self.delivery.out.refuse(id, kind, "role_not_allowed", frames);
         }
     }
 }
@@ -523,12 +508,12 @@ impl State {
 impl State {
     /// Refuses a request that the role filter does not allow. Such a refusal needs an answer that names
     /// the request.
-    pub(super) fn filter_request(&mut self, info: &SessionInfo, request: &Request, addressee: Uuid) {
+    pub(super) fn filter_request(&mut self, info: &SessionInfo, request: &Request, addressee: Option<Uuid>) {
         if let Some(session) = self.delivery.sessions.get_mut(info.id) {
             session.counters.frames_filtered += 1;
         }
-        if self.routing.filter().rejects() {
-            self.refuse(request, addressee, "not_allowed");
+        if self.routing.filter.rejects() {
+            self.delivery.refuse(request, addressee, "not_allowed");
         }
     }
 
@@ -539,7 +524,7 @@ impl State {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {asker} has gone");
             return;
         };
-        if !self.routing.filter().allows(role, answer.kind()) {
+        if !self.routing.filter.allows(role, answer.kind()) {
             if let Some(session) = self.delivery.sessions.get_mut(info.id) {
                 session.counters.frames_filtered += 1;
             }
@@ -550,13 +535,8 @@ impl State {
 
     /// Sends a frame of a client or of the server to one session.
     pub(super) fn send(&mut self, from: Option<Uuid>, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        let mut parcel = self.delivery.parcel(frame, self.time.wall);
+        let mut parcel = self.delivery.parcel(frame);
         self.delivery.send(from, to, &mut parcel)
-    }
-
-    /// Sends a refusal in the name of the addressee `addressee`; nil for the server itself.
-    pub(super) fn refuse(&mut self, request: &Request, addressee: Uuid, why: &str) {
-        self.delivery.refuse(request, addressee, why, self.time.wall);
     }
 }
 
@@ -566,7 +546,7 @@ impl State {
         let session = asked.uuid.uuid().and_then(|uuid| self.delivery.sessions.of(uuid));
         let session = session.map(|session| Arc::clone(&session.info));
         let owners = (&mut self.admission.bans, &mut self.log);
-        let kicked = kick(asked, by, session.as_deref(), owners, self.time.now);
+        let kicked = kick(asked, by, session.as_deref(), owners, self.delivery.time.now);
         if let Some(info) = session.filter(|_| kicked.count > 0) {
             self.dismiss(info.id, DisconnectReason::Kicked { by: by.uuid });
         }
@@ -575,7 +555,7 @@ impl State {
 
     /// This server, the linked servers, and the peers without a link.
     pub(super) fn servers(&self) -> Servers {
-        let links = self.delivery.links.figures(self.time.now);
+        let links = self.delivery.links.figures(self.delivery.time.now);
         let mut servers = lists::servers(self.own_entry(), &links, self.environment.peers.list());
         servers.token = self.delivery.links.token();
         if self.delivery.links.leads() {
@@ -586,13 +566,13 @@ impl State {
 
     fn own_entry(&self) -> ServerEntry {
         let own = &self.environment.own;
-        let age = self.time.now.saturating_duration_since(self.started);
+        let age = self.delivery.time.now.saturating_duration_since(self.started);
         ServerEntry {
             uuid: own.uuid.into(),
             address: own.advertised.clone(),
             roles: own.role.to_string(),
             version: env!("CARGO_PKG_VERSION").into(),
-            state: if self.admission.is_draining() {
+            state: if self.admission.drains_until.is_some() {
                 ServerState::Draining
             } else {
                 ServerState::Own
@@ -609,7 +589,7 @@ impl State {
         let own = self.environment.own.uuid;
         // The application of the operator's own server has allowed a command that was passed on.
         let is_allowed =
-            self.operators.include(by.role) && self.routing.filter().allows(by.role, DrainServer::KIND);
+            self.operators.include(by.role) && self.routing.filter.allows(by.role, DrainServer::KIND);
         let done = read_drain(asked, own, is_allowed).and_then(|uuid| {
             if uuid == own {
                 return Ok(true);
@@ -632,7 +612,7 @@ impl State {
                 return;
             }
             Ok(true) => {
-                let (now, operator) = (self.time.now, Named(by.certificate()));
+                let (now, operator) = (self.delivery.time.now, Named(by.certificate()));
                 let line = format_args!("{by} ({operator}): drains this server");
                 self.log.of_session(Level::Warn, (by, "drain"), now, line);
                 info!(target: AUDIT, "drained within {} s: by {by}, {operator}", asked.within_s);
@@ -644,7 +624,7 @@ impl State {
             Err((reason, detail)) => (answer.reason, answer.detail) = (reason.clone(), detail.clone()),
         }
         let answer = Ok(Frame::of(&answer));
-        operators::answer(&mut self.delivery, by, DrainServer::KIND, answer, self.time.wall);
+        operators::answer(&mut self.delivery, by, DrainServer::KIND, answer);
         // After the answer, because the operator is a client and may leave at once.
         if done.is_ok() {
             self.drain(Duration::from_secs(asked.within_s));
@@ -671,24 +651,21 @@ impl State {
         let certificate = self
             .connections
             .add(id, &peer.certificate, peer.intermediates, outbox.clone());
-        let proof = (certificate, peer.expires);
-        let (server, info) =
-            self.delivery
-                .links
-                .add(id, request, proof, (peer.address, outbox), self.time.now);
+        let (proof, now) = ((certificate, peer.expires), self.delivery.time.now);
+        let links = &mut self.delivery.links;
+        let server = links.add(id, request, proof, (peer.address, outbox), now);
         self.connections.set_link(id, server);
         Ok(Grant {
-            info: Arc::new(info),
-            answer: self.delivery.links.hello(),
+            // A FORWARD is longer than the frames in it.
+            decoder: Decoder::of_links(self.environment.own.max_payload.saturating_add(SLACK)),
+            answer: links.hello(),
         })
     }
 
     /// Begins a link whose threads run. False if the connection is not a link.
     pub(super) fn begin_link(&mut self, id: ConnectionId) -> bool {
-        let link = self
-            .delivery
-            .links
-            .begin(id, &self.delivery.sessions, &mut self.delivery.sending.actions);
+        let delivery = &mut self.delivery;
+        let link = delivery.links.begin(id, &delivery.sessions, &mut delivery.out);
         if let Some(server) = link {
             info!(target: "ssntp::server", "{server}: link begins");
         }
@@ -701,11 +678,8 @@ impl State {
     pub(super) fn end_link(&mut self, id: ConnectionId, code: EndCode, why: &str) -> bool {
         let is_open = self.admission.is_open();
         let abort = code == EndCode::Closing && is_open;
-        let Some(link) = self
-            .delivery
-            .links
-            .end(id, code, why, abort, &mut self.delivery.sending.actions)
-        else {
+        let delivery = &mut self.delivery;
+        let Some(link) = delivery.links.end(id, code, why, abort, &mut delivery.out) else {
             return false;
         };
         let server = link.server;
@@ -713,7 +687,7 @@ impl State {
         let level = if is_expected { Level::Info } else { Level::Warn };
         let line = format_args!("{server}: link ends: {}", excerpt(&why));
         self.log
-            .of_uuid(level, (server.uuid, "link ends"), self.time.now, line);
+            .of_uuid(level, (server.uuid, "link ends"), self.delivery.time.now, line);
         if let Some(removed) = link.removed {
             let removed = removed.into_iter().map(Notice::RemoteDisconnected);
             self.notices.extend(removed);
@@ -724,11 +698,8 @@ impl State {
 
     /// Sends the heartbeats of links that are due.
     pub(super) fn beat(&mut self) {
-        for (id, code, why) in self
-            .delivery
-            .links
-            .beat(self.time, &mut self.delivery.sending.actions)
-        {
+        let delivery = &mut self.delivery;
+        for (id, code, why) in delivery.links.beat(delivery.time, &mut delivery.out) {
             self.end_link(id, code, why);
         }
     }

@@ -97,10 +97,7 @@ impl Rig {
                 generation: self.generation,
                 address: PeerAddress::Memory,
             },
-            kind: RequestKind::Client {
-                connect: Connect::new(role, uuid, true),
-                bad_traces: Arc::default(),
-            },
+            kind: RequestKind::Client(Connect::new(role, uuid, true)),
         };
         let standing = self.admitted;
         self.core

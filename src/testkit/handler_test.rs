@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Step, content};
 use crate::request::Request;
-use crate::server::admission::{AdmissionRequest, Grant, Peer, RequestKind};
+use crate::server::admission::{AdmissionRequest, Peer, RequestKind};
 use crate::server::core::ServerCore;
 use crate::server::environment::Environment;
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo};
@@ -116,9 +116,11 @@ impl HandlerTest {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub fn connect_as(&mut self, identity: &Identity, uuid: Uuid) -> Result<SessionInfo, Refusal> {
-        let (id, info) = self.admit(identity, uuid)?;
+        let id = self.admit(identity, uuid)?;
+        let info = self.with(|cx| cx.directory().session(uuid).cloned());
         self.step(|core, now, actions| core.admitted(id, true, now, actions));
-        Ok(info)
+        info.flatten()
+            .ok_or_else(|| Refusal::postpone("its session has ended"))
     }
 
     /// Admits a client that never connects, because its handshake is given up after this call.
@@ -131,14 +133,14 @@ impl HandlerTest {
         uuid: Uuid,
         meanwhile: impl FnOnce(&mut Self),
     ) -> Result<(), Refusal> {
-        let (id, _) = self.admit(identity, uuid)?;
+        let id = self.admit(identity, uuid)?;
         meanwhile(self);
         self.step(|core, now, actions| core.admitted(id, false, now, actions));
         self.remove(id);
         Ok(())
     }
 
-    fn admit(&mut self, identity: &Identity, uuid: Uuid) -> Result<(ConnectionId, SessionInfo), Refusal> {
+    fn admit(&mut self, identity: &Identity, uuid: Uuid) -> Result<ConnectionId, Refusal> {
         let id = self.connections.take();
         let request = AdmissionRequest {
             peer: Peer {
@@ -148,10 +150,7 @@ impl HandlerTest {
                 generation: 0,
                 address: PeerAddress::Memory,
             },
-            kind: RequestKind::Client {
-                connect: Connect::new(identity.roles(), uuid, true),
-                bad_traces: Arc::default(),
-            },
+            kind: RequestKind::Client(Connect::new(identity.roles(), uuid, true)),
         };
         let (standing, now) = (self.clients.len(), self.now);
         let mut actions = Vec::new();
@@ -159,9 +158,9 @@ impl HandlerTest {
         let outbox = Outbox::new(Limits::default()).counters();
         let verdict = self.core.admit(id, request, outbox, standing, now, &mut actions);
         self.perform(actions);
-        let Grant { info, .. } = verdict?;
+        verdict?;
         self.clients.insert(id, uuid);
-        Ok((id, (*info).clone()))
+        Ok(id)
     }
 
     /// Delivers a frame of a client to the server. Does nothing if the client is not connected.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::proto::{Command, Frame, FrameKind, FrameType, Operands, Refusal, Run, Status};
 use ssntp::server::{
-    ClusterHandler, Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, Newcomer,
-    PeerState, Rules, SendError, ServerConfig, ServerLink, SessionInfo,
+    ClusterHandler, Context, DisconnectReason, Federation, Handler, LinkFigures, Newcomer, PeerState, Rules,
+    SendError, ServerConfig, ServerLink, SessionInfo,
 };
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::{Limits, Target};
@@ -478,7 +478,7 @@ fn a_stuck_receiver_behind_a_link_holds_only_its_senders() {
         // The first bytes of a frame's payload after its number name the receiver.
         small_queue(config).rules(Rules::new().route(Command::STATS, |frame, _, _| {
             let uuid = frame.payload_bytes().get(4..20).map(Uuid::from_slice);
-            Decision::Forward(vec![uuid.unwrap().unwrap()])
+            vec![uuid.unwrap().unwrap()]
         }))
     };
     let one = Node::start_with(&[], to);

@@ -93,7 +93,7 @@ fn many_senders_end_no_receiver_that_reads() {
             "a routing function",
             Some(Rules::new().route(Command::STATS, |_, _, directory| {
                 let to = directory.with_role(Role::CONTROLLER).map(SessionInfo::uuid);
-                ssntp::server::Decision::Forward(to.collect())
+                to.collect()
             })),
             Forwards(|_, _, _| {}),
         ),

@@ -11,15 +11,15 @@ use uuid::Uuid;
 
 use super::Links;
 use super::frames::{Forward, LinkFrame, Receivers};
-use crate::server::actions::Actions;
 use crate::server::error::SendError;
 use crate::server::parcel::Parcel;
+use crate::server::sending::Sending;
 use ssntp_pki::Role;
 use ssntp_transport::dispatch::Origin;
 use ssntp_transport::{ConnectionId, Outgoing};
 
 impl Links {
-    fn encode(&self, from: Option<Uuid>, to: Receivers, parcel: &Parcel, out: &Actions) -> Outgoing {
+    fn encode(&self, from: Option<Uuid>, to: Receivers, parcel: &Parcel, out: &Sending) -> Outgoing {
         let (traced, frames) = parcel.for_link();
         let forward = Forward {
             token: self.acting,
@@ -45,7 +45,7 @@ impl Links {
         to: Uuid,
         from: Option<Uuid>,
         parcel: &Parcel,
-        out: &mut Actions,
+        out: &mut Sending,
     ) -> Result<(), SendError> {
         let row = self.roster.get(to);
         let link = row.and_then(|row| self.to(row.info.server));
@@ -64,7 +64,7 @@ impl Links {
         server: Uuid,
         from: Uuid,
         parcel: &Parcel,
-        out: &mut Actions,
+        out: &mut Sending,
     ) -> Result<(), SendError> {
         // Before the snapshots are exchanged, the other server does not know the session.
         let link = self.to(server);
@@ -82,7 +82,7 @@ impl Links {
         to: Role,
         from: Option<Uuid>,
         parcel: &Parcel,
-        out: &mut Actions,
+        out: &mut Sending,
     ) -> usize {
         // Encoded once, and only if a link needs it.
         let (mut item, mut count) = (None, 0);
@@ -101,7 +101,7 @@ impl Links {
     ///
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server; [`SendError::TooLong`].
-    pub(crate) fn tell(&self, server: Uuid, message: Bytes, out: &mut Actions) -> Result<(), SendError> {
+    pub(crate) fn tell(&self, server: Uuid, message: Bytes, out: &mut Sending) -> Result<(), SendError> {
         self.own.check_length(message.len())?;
         let (link, token) = (self.to(server), self.acting);
         let link = link.ok_or(SendError::NotConnected(server))?;

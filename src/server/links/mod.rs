@@ -78,9 +78,9 @@ pub use self::peers::PeerState;
 pub(super) use self::peers::{DialledPeer, DialledPeers};
 pub(super) use self::received::{Forwarded, LinkEvent};
 pub(super) use self::roster::{Remote, Roster, RosterChanges};
-use super::actions::Actions;
 use super::own::OwnServer;
-use super::sessions::{Rank, Session, SessionId, SessionInfo, Sessions};
+use super::sending::Sending;
+use super::sessions::{Rank, Session, SessionInfo, Sessions};
 use super::time::Moment;
 use crate::proto::Refusal;
 use ssntp_pki::{CertificateInfo, KeptCertificate};
@@ -341,13 +341,12 @@ impl Links {
         (certificate, expires): (KeptCertificate, Option<SystemTime>),
         (address, outbox): (PeerAddress, OutboxCounters),
         now: Instant,
-    ) -> (Arc<ServerLink>, SessionInfo) {
+    ) -> Arc<ServerLink> {
         self.check_token(hello.token);
-        let (uuid, role) = (hello.uuid, hello.role);
         let server = Arc::new(ServerLink {
-            uuid,
+            uuid: hello.uuid,
             incarnation: hello.incarnation,
-            role,
+            role: hello.role,
             address,
             advertised: hello.advertised,
             dialled,
@@ -355,7 +354,7 @@ impl Links {
         });
         let link = Link {
             server: Arc::clone(&server),
-            certificate: certificate.clone(),
+            certificate,
             expires,
             snapshot_sent: false,
             linked: false,
@@ -368,18 +367,9 @@ impl Links {
             ended: crossbeam_channel::bounded(0),
         };
         self.table.insert(id, link);
-        self.by_server.insert(uuid, id);
+        self.by_server.insert(server.uuid, id);
         self.next_beat.get_or_insert(now + BEAT);
-        let info = SessionInfo {
-            id: SessionId(id),
-            server: uuid,
-            uuid,
-            role,
-            address,
-            certificate,
-            tracing: false,
-        };
-        (server, info)
+        server
     }
 
     /// Begins a link whose threads run: sends the snapshot of this server's sessions. Returns the other
@@ -388,7 +378,7 @@ impl Links {
         &mut self,
         id: ConnectionId,
         sessions: &Sessions,
-        out: &mut Actions,
+        out: &mut Sending,
     ) -> Option<&Arc<ServerLink>> {
         let link = self.table.get_mut(id)?;
         link.snapshot_sent = true;
@@ -426,7 +416,7 @@ impl Links {
         code: EndCode,
         why: &str,
         abort: bool,
-        out: &mut Actions,
+        out: &mut Sending,
     ) -> Option<EndedLink> {
         let link = self.table.remove(id)?;
         if !abort {
@@ -458,7 +448,7 @@ impl Links {
     pub(super) fn beat(
         &mut self,
         time: Moment,
-        out: &mut Actions,
+        out: &mut Sending,
     ) -> Vec<(ConnectionId, EndCode, &'static str)> {
         let Some(due) = self.next_beat.filter(|at| *at <= time.now) else {
             return Vec::new();
@@ -492,7 +482,7 @@ impl Links {
     }
 
     /// Numbers a change of this server's sessions and reports it over all links.
-    fn announce(&mut self, out: &mut Actions, change: impl FnOnce(u64) -> LinkFrame) {
+    fn announce(&mut self, out: &mut Sending, change: impl FnOnce(u64) -> LinkFrame) {
         self.sequence += 1;
         if self.table.is_empty() {
             return;
@@ -505,7 +495,7 @@ impl Links {
     }
 
     /// Reports a new session over all links.
-    pub(super) fn announce_session(&mut self, session: &Session, out: &mut Actions) {
+    pub(super) fn announce_session(&mut self, session: &Session, out: &mut Sending) {
         self.announce(out, |sequence| LinkFrame::Connected {
             sequence,
             row: row(session),
@@ -513,7 +503,7 @@ impl Links {
     }
 
     /// Reports the end of a session over all links.
-    pub(super) fn announce_end(&mut self, info: &SessionInfo, out: &mut Actions) {
+    pub(super) fn announce_end(&mut self, info: &SessionInfo, out: &mut Sending) {
         let (number, uuid) = (info.id.0.0, info.uuid);
         self.announce(out, |sequence| LinkFrame::Gone {
             sequence,
@@ -523,7 +513,7 @@ impl Links {
     }
 
     /// Asks another server to pause one of its sessions, or to read it again.
-    pub(super) fn pause_remote(&self, change: RemotePause, out: &mut Actions) {
+    pub(super) fn pause_remote(&self, change: RemotePause, out: &mut Sending) {
         let number = change.number;
         if self.table.contains(change.link) {
             let frame = if change.paused {
@@ -543,7 +533,7 @@ impl Links {
         certificates: Bytes,
         verdict: Sender<u8>,
         now: Instant,
-        out: &mut Actions,
+        out: &mut Sending,
     ) {
         let row = self.roster.get(uuid);
         let Some(link) = row.and_then(|row| self.to(row.info.server)) else {
@@ -560,13 +550,13 @@ impl Links {
     }
 
     /// Answers a CLAIM.
-    pub(super) fn answer_claim(&self, link: ConnectionId, id: u64, verdict: u8, out: &mut Actions) {
+    pub(super) fn answer_claim(&self, link: ConnectionId, id: u64, verdict: u8, out: &mut Sending) {
         send(link, &LinkFrame::Claimed { id, verdict }, out);
     }
 }
 
 /// Sends a frame of the server itself over a link.
-fn send(link: ConnectionId, frame: &LinkFrame, out: &mut Actions) {
+fn send(link: ConnectionId, frame: &LinkFrame, out: &mut Sending) {
     out.send_own(link, Outgoing::whole(frame.encode(), 1));
 }
 

@@ -6,6 +6,7 @@
 //! ```
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::{Bytes, BytesMut};
 use log::debug;
@@ -16,9 +17,8 @@ use super::facts::ServerLink;
 use super::frames::{EndCode, Forward, LinkFault, LinkFrame, Receivers};
 use super::roster::{Remote, RosterChanges};
 use crate::proto::{Codec, Item, Run, apart};
-use crate::server::actions::Actions;
+use crate::server::sending::Sending;
 use crate::server::sessions::{SessionId, Sessions};
-use crate::server::time::Moment;
 use ssntp_transport::dispatch::Origin;
 use ssntp_transport::{ConnectionId, nanoseconds};
 
@@ -66,8 +66,8 @@ impl Links {
         run: &Run,
         frame: &crate::proto::Frame,
         sessions: &Sessions,
-        time: Moment,
-        out: &mut Actions,
+        wall: SystemTime,
+        out: &mut Sending,
     ) -> Result<LinkEvent, LinkFault> {
         // A slice of the read, so that a FORWARD is not copied.
         let frame = LinkFrame::decode(frame.kind(), frame.payload_bytes().clone())?;
@@ -99,7 +99,7 @@ impl Links {
             } => LinkEvent::Changed(None, self.roster.gone(server, sequence, number, uuid)?),
             LinkFrame::Forward { forward } => {
                 if self.is_current(id, forward.token) {
-                    LinkEvent::Forwarded(self.forwarded(id, server, forward, run.wire().len(), time)?)
+                    LinkEvent::Forwarded(self.forwarded(id, server, forward, run.wire().len(), wall)?)
                 } else {
                     LinkEvent::Done
                 }
@@ -160,7 +160,7 @@ impl Links {
         number: u64,
         paused: bool,
         sessions: &Sessions,
-        out: &mut Actions,
+        out: &mut Sending,
     ) -> LinkEvent {
         let id = ConnectionId(number);
         if let Some(link) = self.table.get_mut(link) {
@@ -194,9 +194,9 @@ impl Links {
         server: Uuid,
         forward: Forward,
         memory: usize,
-        time: Moment,
+        wall: SystemTime,
     ) -> Result<Forwarded, LinkFault> {
-        let item = self.decode(forward.traced, forward.frames, memory, time);
+        let item = self.decode(forward.traced, forward.frames, memory, wall);
         let from = forward.from;
         Ok(Forwarded {
             item: item.ok_or(LinkFault::Value("FORWARD", "its frames"))?,
@@ -212,7 +212,7 @@ impl Links {
 
     /// Decodes the frames of a FORWARD; `None` if they are malformed. Frames that are a small part
     /// of the `memory` that they keep alive are copied.
-    fn decode(&self, traced: bool, frames: Bytes, memory: usize, time: Moment) -> Option<Item> {
+    fn decode(&self, traced: bool, frames: Bytes, memory: usize, wall: SystemTime) -> Option<Item> {
         let own = &self.own;
         if !traced {
             return Run::read(apart(frames, memory), own.max_payload).map(Item::Run);
@@ -224,7 +224,7 @@ impl Links {
         if let Item::Traced(frame) = &mut item
             && let Some(trace) = frame.trace_mut()
         {
-            trace.stamp_received(own.uuid, own.role, nanoseconds(time.wall));
+            trace.stamp_received(own.uuid, own.role, nanoseconds(wall));
         }
         Some(item)
     }

@@ -279,7 +279,7 @@ fn the_end_of_an_older_link_leaves_the_entry_and_the_sessions_of_the_newer_one()
         },
     );
     let links = &mut rig.core.state.delivery.links;
-    let mut out = Actions::new();
+    let mut out = Sending::new();
     links.end(older, EndCode::Closing, "late", true, &mut out);
     assert_eq!(links.to(LAST), Some(newer));
     assert_eq!(links.roster().iter().count(), 1);

@@ -1,6 +1,6 @@
 //! Kick, Unban and DrainServer: the ends of sessions and of servers, and bans; and the answers to operators.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use log::{Level, debug, info};
 use uuid::Uuid;
@@ -140,7 +140,6 @@ pub(in crate::server) fn answer(
     to: &SessionInfo,
     asked: FrameKind,
     answer: Result<Frame, &'static str>,
-    wall: SystemTime,
 ) {
     let answer = answer.and_then(|answer| {
         let fits = delivery.own.check_length(answer.payload_bytes().len());
@@ -151,13 +150,12 @@ pub(in crate::server) fn answer(
         Frame::of(&InvalidFrameType::new(asked, reason.into()))
     });
     if to.server == delivery.own.uuid {
-        return delivery.sending.answer(to.id, &answer, 1);
+        return delivery.out.answer(to.id, &answer, 1);
     }
-    let parcel = delivery.parcel(&answer, wall);
+    let parcel = delivery.parcel(&answer);
     // If the link is gone, the operator's session is gone as well.
-    let _ = delivery
-        .links
-        .send_to(to.uuid, None, &parcel, &mut delivery.sending.actions);
+    let out = &mut delivery.out;
+    let _ = delivery.links.send_to(to.uuid, None, &parcel, out);
 }
 
 fn parse_uuid(uuid: &Id) -> Result<Uuid, Refused> {

@@ -83,29 +83,11 @@ impl Watchers {
         delivery: &mut Delivery,
         from: &SessionInfo,
         kind: FrameKind,
-        load: (u64, u64),
-    ) {
-        let reports = self.reports(from, kind, load, &delivery.sessions);
-        if reports.is_empty() {
-            return;
-        }
-        // A report must not hold the sender of the frames.
-        let sending = &mut delivery.sending;
-        let origin = sending.actions.set_origin(Origin::Application);
-        for (operator, report) in reports {
-            sending.own(operator, &Frame::of(&report));
-        }
-        sending.actions.set_origin(origin);
-    }
-
-    fn reports(
-        &mut self,
-        from: &SessionInfo,
-        kind: FrameKind,
         (frames, bytes): (u64, u64),
-        sessions: &Sessions,
-    ) -> Vec<(SessionId, Watched)> {
-        let mut reports = Vec::new();
+    ) {
+        let (sessions, out) = (&delivery.sessions, &mut delivery.out);
+        // A report must not hold the sender of the frames.
+        let origin = out.set_origin(Origin::Application);
         self.0.retain_mut(|watcher| {
             let Some(operator) = sessions.get(watcher.operator) else {
                 return false;
@@ -129,9 +111,9 @@ impl Watchers {
                 bytes,
                 missed: std::mem::take(&mut watcher.missed),
             };
-            reports.push((watcher.operator, watched));
+            out.own(watcher.operator, &Frame::of(&watched));
             true
         });
-        reports
+        out.set_origin(origin);
     }
 }

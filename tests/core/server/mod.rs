@@ -14,8 +14,8 @@ use ssntp::client::{Client, ClientConfig};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
 use ssntp::server::{
-    AdmissionPolicy, CallError, Context, Decision, DisconnectReason, Filter, FilterAction, Handler,
-    RuleError, Rules, SendError, Server, ServerConfig, ServerError, SessionInfo, SlowConsumer,
+    AdmissionPolicy, CallError, Context, DisconnectReason, Filter, FilterAction, Handler, RuleError, Rules,
+    SendError, Server, ServerConfig, ServerError, SessionInfo, SlowConsumer,
 };
 use ssntp::transport::Limits;
 use ssntp::transport::memory::MemoryListener;

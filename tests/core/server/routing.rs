@@ -229,9 +229,9 @@ fn a_routing_function_forwards_and_discards() {
         c.rules(Rules::new().route(
             Command::STOP,
             |frame, _from, directory| match &frame.payload_bytes()[..] {
-                b"discard" => Decision::Discard,
+                b"discard" => Vec::new(),
                 // Addressed to all sessions; the sender is left out.
-                _ => Decision::Forward(directory.sessions().map(SessionInfo::uuid).collect()),
+                _ => directory.sessions().map(SessionInfo::uuid).collect(),
             },
         ))
     });

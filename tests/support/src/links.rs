@@ -18,7 +18,7 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use ssntp::proto::{ClientHandshake, Command, Connect, Frame, FrameKind, FrameType, Header, Item};
 use ssntp::server::{ClusterHandler, Context, Federation, Handler, Rules, ServerConfig, SessionInfo};
-use ssntp::simulation::{Decoder, Entry, EntryStep, Environment, Grant, ServerCore};
+use ssntp::simulation::{Entry, EntryStep, Environment, Grant, ServerCore};
 use ssntp_transport::dispatch::{Admitted, DispatchEvent, Runner, Settings, Threads};
 use ssntp_transport::flow::Credit;
 use ssntp_transport::memory::pair;
@@ -124,16 +124,16 @@ impl Server {
     }
 
     /// Receives bytes of a peer.
-    fn take(&mut self, from: &Admitted<Grant>, decoder: &mut Decoder, input: &mut BytesMut) {
+    fn take(&mut self, from: &mut Admitted<Grant>, input: &mut BytesMut) {
         let (mut items, bytes) = (Vec::new(), input.len() as u64);
-        let _ = decoder.decode(input, &mut items);
+        let _ = from.grant.decoder.decode(input, &mut items);
         let memory = Credit::memory_of::<Item>(items.len(), bytes);
         from.credit.spend(memory);
         self.handle(DispatchEvent::Items(from.id, items, bytes));
     }
 
     /// Takes all steps of an entry that receives only `input`.
-    fn bring_in(&mut self, mut entry: Entry, input: &mut BytesMut) -> Option<(Admitted<Grant>, Decoder)> {
+    fn bring_in(&mut self, mut entry: Entry, input: &mut BytesMut) -> Option<Admitted<Grant>> {
         let (mut step, mut admitted) = (entry.begin(input, SystemTime::UNIX_EPOCH), None);
         loop {
             step = match step {
@@ -158,7 +158,7 @@ impl Server {
                 EntryStep::Start => {
                     let admitted = admitted.take()?;
                     self.handle(DispatchEvent::Started(admitted.id, Ok(NoThreads)));
-                    return Some((admitted, entry.decoder()));
+                    return Some(admitted);
                 }
                 EntryStep::End(why) => {
                     let _ = (why.to_string(), why.answer(&made().environment));
@@ -222,7 +222,7 @@ impl Directory {
             PeerAddress::Memory,
             None,
         );
-        let (admitted, mut decoder) = self.server.bring_in(entry, &mut input).expect("a link");
+        let mut admitted = self.server.bring_in(entry, &mut input).expect("a link");
         let mut frames = 0;
         while frames < sessions {
             let rows = ROWS.min(sessions - frames);
@@ -245,7 +245,7 @@ impl Directory {
             header.word = u32::try_from(fields.len()).unwrap();
             input.extend_from_slice(&header.encode());
             input.extend_from_slice(&fields);
-            self.server.take(&admitted, &mut decoder, &mut input);
+            self.server.take(&mut admitted, &mut input);
             frames += rows;
         }
         self.links.push(admitted);
@@ -293,9 +293,9 @@ pub fn link(data: &[u8]) {
     let chain = vec![made.server.der.clone()];
     let entry = Entry::server(&made.environment, made.server.clone(), chain, memory, None);
     let peer = server.bring_in(entry, &mut input);
-    let mut all = vec![client.0];
-    if let Some((admitted, mut decoder)) = peer {
-        server.take(&admitted, &mut decoder, &mut input);
+    let mut all = vec![client];
+    if let Some(mut admitted) = peer {
+        server.take(&mut admitted, &mut input);
         all.push(admitted);
     }
     // The server still serves its own client.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use ssntp::Role;
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType, Operands, Run, Status};
-use ssntp::server::{Context, Decision, DisconnectReason, Filter, Handler, Rules, SessionId, SessionInfo};
+use ssntp::server::{Context, DisconnectReason, Filter, Handler, Rules, SessionId, SessionInfo};
 use ssntp_scheduler::Scheduler;
 use ssntp_transport::guard;
 
@@ -181,7 +181,7 @@ pub(super) fn rules(log: &SharedLog) -> Rules {
         .multicast(Command::STATS, Role::CONTROLLER)
         .route(Event::TENANT_ADDED, move |frame, from, directory| {
             let Some(mark) = Mark::of(frame.payload_bytes()) else {
-                return Decision::Discard;
+                return Vec::new();
             };
             let target = uuid(mark.to);
             if let Some(session) = directory.session(target)
@@ -192,9 +192,9 @@ pub(super) fn rules(log: &SharedLog) -> Rules {
                     .unwrap()
                     .sends(session.id(), mark.sender, mark.number);
             }
-            Decision::Forward(vec![target])
+            vec![target]
         })
-        .route(Event::TENANT_REMOVED, |_, _, _| Decision::Discard)
+        .route(Event::TENANT_REMOVED, |_, _, _| Vec::new())
 }
 
 /// The frames that the router's filter refuses from agents.

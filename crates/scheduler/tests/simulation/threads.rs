@@ -585,7 +585,7 @@ impl Newcomer {
                     self.stream.shut_down();
                     return (Shaking::Started(admitting.admission), Step::Moved, None);
                 }
-                let (started, threads) = self.start(&admitting.admitted, view);
+                let (started, threads) = self.start(admitting.admitted, view);
                 admitting.admission.started(started);
                 return (Shaking::Started(admitting.admission), Step::Moved, threads);
             }
@@ -642,7 +642,7 @@ impl Newcomer {
 
     fn start(
         &mut self,
-        admitted: &Admitted<Grant>,
+        admitted: Admitted<Grant>,
         view: &View<'_>,
     ) -> (io::Result<SimThreads>, Option<(Reader, Writer)>) {
         let outbox = admitted.outbox.clone();
@@ -660,7 +660,7 @@ impl Newcomer {
         let reader = Reader {
             id: admitted.id,
             stream: self.stream.clone(),
-            incoming: Incoming::new(self.entry.decoder(), halves.inbox, Some(view.write_timeout)),
+            incoming: Incoming::new(admitted.grant.decoder, halves.inbox, Some(view.write_timeout)),
             receive: halves.receive,
             unfinished: Unfinished::new(admitted.credit.budget()),
             credit: Arc::clone(&admitted.credit),

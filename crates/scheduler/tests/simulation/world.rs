@@ -449,7 +449,7 @@ impl World {
     fn handle(&mut self, event: SimEvent) {
         self.trace_step(|| match &event {
             DispatchEvent::Admit(arrival, ..) => match &arrival.kind {
-                RequestKind::Client { connect, .. } => format!("admit {}", connect.source),
+                RequestKind::Client(connect) => format!("admit {}", connect.source),
                 RequestKind::Server(_) => "admit a link".into(),
             },
             DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),

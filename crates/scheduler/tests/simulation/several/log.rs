@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::super::application::Mark;
 use ssntp::Role;
 use ssntp::proto::{Command, Event, Frame, Status};
-use ssntp::server::{ClusterHandler, Context, Decision, DisconnectReason, Handler, Rules, SessionInfo};
+use ssntp::server::{ClusterHandler, Context, DisconnectReason, Handler, Rules, SessionInfo};
 
 /// The origins of the frames of applications. Each start of each server is one, and its frames with
 /// a token have another one.
@@ -122,8 +122,8 @@ pub(super) fn rules() -> Rules {
         .multicast(Command::STATS, Role::CONTROLLER)
         .route(Event::TENANT_ADDED, |frame, _, _| {
             match Mark::of(frame.payload_bytes()) {
-                Some(mark) => Decision::Forward(vec![client_uuid(mark.to as usize)]),
-                None => Decision::Discard,
+                Some(mark) => vec![client_uuid(mark.to as usize)],
+                None => Vec::new(),
             }
         })
 }

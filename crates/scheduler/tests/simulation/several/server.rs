@@ -92,7 +92,9 @@ impl Server {
             events,
             watch: Rc::new(queue.watch()),
             queue,
-            dials: others.map(|at| (at, (Redial::new(), Dialling::Idle))).collect(),
+            dials: others
+                .map(|at| (at, (Redial::default(), Dialling::Idle)))
+                .collect(),
             machine: Machine::new(Join { member, leads: true }),
             waits_for: None,
             shared,
