@@ -48,8 +48,8 @@
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `workload`, `label` | what START and RESTART share; names and labels of instances |
 //! | `health` | the health checks of instances, in START and STATS |
+//! | [`timestamp`] | points in time, as STATS and TraceReport write them |
 //!
-//! `timestamp` has points in time as STATS and TraceReport write them,
 //! `workload` has the keys that START and RESTART share, `label` the rules for names and labels of
 //! instances. FULL, OFFLINE, ConnectionFailure and ConnectionAborted have no payload.
 
