@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::config::{ServerConfig, ServerError, check_identity};
 use super::counters::HandshakeCounters;
 use super::credentials::{ActiveCredentials, TlsSettings};
+#[cfg(feature = "issue")]
 use super::enrol::Enrolment;
 use super::links::DialledPeers;
 use super::own::OwnServer;
@@ -34,6 +35,7 @@ pub struct Environment {
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
     pub(super) handshakes: HandshakeCounters,
     /// Lets nodes join.
+    #[cfg(feature = "issue")]
     pub(super) enrolment: Option<Arc<Enrolment>>,
 }
 
@@ -70,6 +72,7 @@ impl Environment {
             newcomers: Mutex::default(),
             handshakes: HandshakeCounters::default(),
             peers: DialledPeers::default(),
+            #[cfg(feature = "issue")]
             enrolment: config.enrol.clone(),
         }))
     }
