@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(failure.instance_uuid, start.instance_uuid);
         assert_eq!(
             (failure.reason.word(), &failure.detail[..]),
-            ("other", "none has led for 10 s")
+            ("no_leader", "none has led for 10 s")
         );
         test.advance(PARK_TIME / 2);
         let [answer] = &test.sent_to(uuid)[..] else {
