@@ -213,7 +213,7 @@ impl AdmissionPolicy {
     }
 
     /// True if a client of these roles needs a certificate that is bound to its UUID.
-    pub(super) fn needs_bound(&self, role: Role) -> bool {
+    fn needs_bound(&self, role: Role) -> bool {
         self.require_bound_uuid && !self.unbound_roles.contains(role)
     }
 
@@ -235,15 +235,15 @@ const LEAVING: Duration = Duration::from_secs(6);
 #[derive(Debug)]
 pub(super) struct Admission {
     server: Uuid,
-    pub(super) policy: AdmissionPolicy,
-    pub(super) max_sessions: usize,
+    policy: AdmissionPolicy,
+    max_sessions: usize,
     /// The generation of the credentials. A newcomer that an earlier one has verified is refused.
     generation: u64,
     pub(super) bans: Bans,
     /// Dropped when the server stops, which ends `Server::wait`.
     open: Option<Sender<Infallible>>,
     /// The time at which a draining server stops, if clients are still connected then.
-    pub(super) drains_until: Option<Instant>,
+    drains_until: Option<Instant>,
 }
 
 impl Admission {
@@ -269,7 +269,7 @@ impl Admission {
         Situation {
             server: self.server,
             needs_bound: false,
-            stopping: !self.is_open() || self.drains_until.is_some(),
+            stopping: !self.is_open() || self.is_draining(),
             maximum: self.max_sessions,
             sessions: 0,
             of_certificate: 0,
@@ -292,6 +292,29 @@ impl Admission {
         self.generation = self.generation.max(generation);
     }
 
+    /// The judgement of the server's own rules about a newcomer of this UUID. `bound` is the UUID in its certificate.
+    pub(super) fn judge(
+        &self,
+        uuid: Uuid,
+        bound: Option<Uuid>,
+        situation: &Situation,
+    ) -> Result<Option<SessionId>, Refusal> {
+        self.policy.judge(uuid, bound, situation)
+    }
+
+    pub(super) fn needs_bound(&self, role: Role) -> bool {
+        self.policy.needs_bound(role)
+    }
+
+    pub(super) fn max_sessions(&self) -> usize {
+        self.max_sessions
+    }
+
+    /// The maximum number of sessions of one certificate.
+    pub(super) fn share(&self) -> usize {
+        self.policy.share(self.max_sessions)
+    }
+
     /// False once the server stops.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
@@ -306,6 +329,22 @@ impl Admission {
     pub(super) fn drain(&mut self, within: Duration, now: Instant) -> bool {
         let until = after(now, within.saturating_add(LEAVING));
         self.drains_until.replace(until).is_none()
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.drains_until.is_some()
+    }
+
+    /// The time at which a draining server stops.
+    pub(super) fn drains_until(&self) -> Option<Instant> {
+        self.drains_until
+    }
+
+    /// Ends the drain, if there is one, after which the server stops; with `now`, only one whose time has come. True
+    /// if it ends.
+    pub(super) fn end_drain(&mut self, now: Option<Instant>) -> bool {
+        let is_due = |until: &mut Instant| now.is_none_or(|now| *until <= now);
+        self.drains_until.take_if(is_due).is_some()
     }
 }
 

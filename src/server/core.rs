@@ -103,7 +103,7 @@ impl ServerCore {
 
     /// The number of frames that sessions which are gone have dropped.
     pub fn dropped_by_gone(&self) -> u64 {
-        self.state.counters.past.frames_dropped
+        self.state.counters.dropped_by_past()
     }
 
     /// Runs a closure that another thread has sent, with a context.
@@ -690,7 +690,7 @@ impl Core for ServerCore {
         }
         // Checked here, because this is called after each end of a session.
         let is_empty = self.state.delivery.sessions.len() == 0;
-        if is_empty && self.state.admission.drains_until.take().is_some() {
+        if is_empty && self.state.admission.end_drain(None) {
             actions.push(Action::Stop);
         }
     }
@@ -704,7 +704,7 @@ impl Core for ServerCore {
             self.timer,
             self.state.delivery.sessions.next_expiry_check(),
             self.state.delivery.sessions.next_look(),
-            self.state.admission.drains_until,
+            self.state.admission.drains_until(),
             self.state.delivery.links.next_beat(),
         ]
         .into_iter()
@@ -714,8 +714,7 @@ impl Core for ServerCore {
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
-            let drains_until = &mut core.state.admission.drains_until;
-            if drains_until.take_if(|at| *at <= now).is_some() {
+            if core.state.admission.end_drain(Some(now)) {
                 core.state.delivery.out.stop();
             }
             core.state.end_expired();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::figures::{ClosedSession, HandshakeFigures, SessionFigures};
+use super::figures::{ClosedSession, Figures, HandshakeFigures};
 use super::sessions::SessionCounters;
 use ssntp_transport::{Occupancy, locked};
 
@@ -15,17 +15,32 @@ const MOST_CLOSED: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     /// Sessions that have begun.
-    pub(super) admitted: u64,
+    admitted: u64,
     /// The number of ended sessions by the word for the reason. The words are a fixed list, so no peer
     /// can make the map grow.
-    pub(super) ended: BTreeMap<&'static str, u64>,
+    ended: BTreeMap<&'static str, u64>,
     /// The last sessions that ended, the latest last.
-    pub(super) closed: VecDeque<ClosedSession>,
+    closed: VecDeque<ClosedSession>,
     /// The sums of the counters of sessions that are no longer in the index.
-    pub(super) past: SessionCounters,
+    past: SessionCounters,
 }
 
 impl Counters {
+    /// Counts a session that begins.
+    pub(super) fn admitted(&mut self) {
+        self.admitted += 1;
+    }
+
+    /// Counts frames that were dropped for a session that is no longer in the index.
+    pub(super) fn dropped(&mut self, frames: u64) {
+        self.past.frames_dropped += frames;
+    }
+
+    /// Frames that were dropped for sessions that are no longer in the index.
+    pub(super) fn dropped_by_past(&self) -> u64 {
+        self.past.frames_dropped
+    }
+
     /// Adds the counters of a session that leaves the index.
     pub(super) fn removed(&mut self, counters: &SessionCounters) {
         self.past.frames_unsupported += counters.frames_unsupported;
@@ -42,10 +57,18 @@ impl Counters {
         self.closed.push_back(session);
     }
 
-    /// The sum of a counter over the sessions in the index, which are these, and all others.
-    pub(super) fn total(&self, sessions: &[SessionFigures], count: fn(&SessionCounters) -> u64) -> u64 {
-        let present = sessions.iter().map(|session| count(&session.counters));
-        present.sum::<u64>() + count(&self.past)
+    /// Sets the figures that are counted here. Those of the sessions in the index are there already.
+    pub(super) fn show(&self, figures: &mut Figures) {
+        let total = |count: fn(&SessionCounters) -> u64| -> u64 {
+            let present = figures.sessions.iter().map(|session| count(&session.counters));
+            present.sum::<u64>() + count(&self.past)
+        };
+        figures.unsupported = total(|of| of.frames_unsupported);
+        figures.filtered = total(|of| of.frames_filtered);
+        figures.dropped = total(|of| of.frames_dropped);
+        figures.closed = self.closed.iter().cloned().collect();
+        figures.admitted = self.admitted;
+        figures.ended = self.ended.clone();
     }
 }
 

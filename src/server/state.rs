@@ -133,11 +133,8 @@ impl State {
         };
         let announced = self.delivery.sessions.iter().filter(|session| session.announced);
         let (certificates, most_of_certificate) = self.connections.certificates().counted();
-        let sessions: Vec<_> = announced
-            .map(|session| SessionFigures::new(session, view, time))
-            .collect();
-        let (counters, out) = (&self.counters, &self.delivery.out);
-        Figures {
+        let out = &self.delivery.out;
+        let mut figures = Figures {
             uuid: own.uuid,
             role: own.role,
             taken: time.wall,
@@ -145,28 +142,32 @@ impl State {
             stopping: !self.admission.is_open(),
             by_role: self.delivery.sessions.count_by_role(),
             standing: view.connections.saturating_sub(self.connections.links()),
-            max_sessions: self.admission.max_sessions,
+            max_sessions: self.admission.max_sessions(),
             certificates,
             most_of_certificate,
-            max_of_certificate: self.admission.policy.share(self.admission.max_sessions),
+            max_of_certificate: self.admission.share(),
             links: self.delivery.links.figures(time.now),
             lost: self.connections.frames_lost(),
             dispatcher: view.dispatcher,
             queues: view.queues,
             received: view.received,
-            closed: counters.closed.iter().cloned().collect(),
-            admitted: counters.admitted,
-            ended: counters.ended.clone(),
+            closed: Vec::new(),
+            admitted: 0,
+            ended: Default::default(),
             peers: Vec::new(),
             handshakes: HandshakeFigures::default(),
             frames: out.kinds(),
-            unsupported: counters.total(&sessions, |of| of.frames_unsupported),
-            filtered: counters.total(&sessions, |of| of.frames_filtered),
-            dropped: counters.total(&sessions, |of| of.frames_dropped),
+            unsupported: 0,
+            filtered: 0,
+            dropped: 0,
             unreceived: out.unreceived,
             answered: out.answered,
-            sessions,
-        }
+            sessions: announced
+                .map(|session| SessionFigures::new(session, view, time))
+                .collect(),
+        };
+        self.counters.show(&mut figures);
+        figures
     }
 }
 
@@ -181,14 +182,14 @@ impl State {
     ) -> Result<Option<SessionId>, Refusal> {
         let (admission, certificates) = (&self.admission, self.connections.certificates());
         let situation = Situation {
-            needs_bound: admission.policy.needs_bound(newcomer.role),
+            needs_bound: admission.needs_bound(newcomer.role),
             sessions: connections.saturating_sub(self.connections.links()),
             of_certificate: certificates.connections_of(newcomer.certificate),
             holder: self.holder(newcomer.uuid, newcomer.certificate, newcomer.intermediates),
             ..admission.situation(newcomer.uuid, self.delivery.time.now)
         };
         let bound = newcomer.certificate.uuid;
-        admission.policy.judge(newcomer.uuid, bound, &situation)
+        admission.judge(newcomer.uuid, bound, &situation)
     }
 
     /// The session that has the UUID of a newcomer with this certificate, which has shown these others.
@@ -228,7 +229,7 @@ impl State {
             holder: self.holder(uuid, &certificate, shown),
             ..self.admission.situation(uuid, self.delivery.time.now)
         };
-        let judged = self.admission.policy.judge(uuid, certificate.uuid, &situation);
+        let judged = self.admission.judge(uuid, certificate.uuid, &situation);
         if let Ok(Some(old)) = judged {
             self.end(old, DisconnectReason::Replaced, true);
         }
@@ -287,7 +288,7 @@ impl State {
         let delivery = &mut self.delivery;
         let session = delivery.sessions.get_mut(id)?;
         session.announced = true;
-        self.counters.admitted += 1;
+        self.counters.admitted();
         delivery.links.announce_session(session, &mut delivery.out);
         let info = Arc::clone(&session.info);
         let line = format_args!("{info}: connected");
@@ -428,7 +429,7 @@ impl State {
     /// `newest` is the item that found no room.
     pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
         let Some(session) = self.delivery.sessions.get(id) else {
-            self.counters.past.frames_dropped += newest.frames;
+            self.counters.dropped(newest.frames);
             return Drops::Newest;
         };
         let counters = session.counters();
@@ -443,7 +444,7 @@ impl State {
                     .of_session(Level::Warn, (info, "slow consumer"), self.delivery.time.now, line);
                 // Without sending its queue, because the client does not read it.
                 self.end(id, DisconnectReason::SlowConsumer, true);
-                self.counters.past.frames_dropped += newest.frames;
+                self.counters.dropped(newest.frames);
                 return Drops::Newest;
             }
             SlowConsumer::DropNewest => ("newest", Drops::Newest),
@@ -572,7 +573,7 @@ impl State {
             address: own.advertised.clone(),
             roles: own.role.to_string(),
             version: env!("CARGO_PKG_VERSION").into(),
-            state: if self.admission.drains_until.is_some() {
+            state: if self.admission.is_draining() {
                 ServerState::Draining
             } else {
                 ServerState::Own
