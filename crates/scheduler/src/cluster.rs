@@ -1,7 +1,7 @@
 //! What one scheduler that leads knows of its cluster. It passes each frame and each session to the
 //! rooms that own the facts, in an order in which reports come before the failures that they cause.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 use std::time::Instant;
 
@@ -10,9 +10,10 @@ use uuid::Uuid;
 
 use super::cncis::Cncis;
 use super::commands::Commands;
-use super::config::SchedulerConfig;
+use super::config::{SchedulerConfig, SchedulerError};
 use super::controllers::Controllers;
 use super::figures::{SchedulerFigures, SchedulerLimits};
+use super::messages::Intent;
 use super::nodes::Nodes;
 use super::out::{Out, limited};
 use super::relay::{self, Addressed};
@@ -41,6 +42,9 @@ pub(super) struct Cluster {
     streams: Streams,
     cncis: Cncis,
     pub(super) controllers: Controllers,
+    pub(super) tenants: TenantTable,
+    /// The nodes whose certificates are all revoked: those that are away are lost for good.
+    pub(super) lost: BTreeSet<Uuid>,
 }
 
 impl Cluster {
@@ -53,17 +57,55 @@ impl Cluster {
             streams: Streams::default(),
             cncis: Cncis::default(),
             controllers: Controllers::new(config.controllers),
+            tenants: TenantTable::default(),
+            lost: BTreeSet::new(),
         }
     }
 
-    /// Drops all state of the cluster, but not the counts of STARTs and of reports.
-    pub(super) fn forget(&mut self, config: &SchedulerConfig) {
-        self.starts.forget(config);
+    /// The rooms of a scheduler that begins. Blocks while it reads the tenants, and the instances of the state directory.
+    pub(super) fn load(config: &SchedulerConfig, now: Instant) -> Result<Self, SchedulerError> {
+        let mut cluster = Self::new(config);
+        if let Some(file) = &config.configuration_file {
+            cluster.tenants = TenantTable::load(file)?;
+        }
+        if let Some(state) = &config.state {
+            let has_address = |instance| cluster.tenants.has_address(instance);
+            let kept = cluster.starts.keep_in(state, has_address, now);
+            kept.map_err(|e| SchedulerError::Read(state.clone(), e))?;
+            cluster.note_adopted();
+        }
+        Ok(cluster)
+    }
+
+    /// Adopts the intents of the previous leader. The tenants were read before, because they say which instances have
+    /// addresses.
+    pub(super) fn adopt(&mut self, intents: Vec<Intent>, is_connected: impl Fn(Uuid) -> bool, now: Instant) {
+        let has_address = |instance| self.tenants.has_address(instance);
+        self.starts.adopt(intents, is_connected, has_address, now);
+        self.note_adopted();
+        self.free_again();
+    }
+
+    /// Ends a term: drops all state of the cluster, but not the tenants, lost nodes, and the counts of STARTs and reports. Returns
+    /// the STARTs that wait.
+    pub(super) fn end_term(
+        &mut self,
+        out: &mut Out<'_, '_>,
+        config: &SchedulerConfig,
+    ) -> Vec<(SessionInfo, Frame)> {
+        let directory = out.cx.directory();
+        let with_sender = |(from, frame): (Uuid, Frame)| Some((directory.session(from)?.clone(), frame));
+        let parked = self.starts.take_parked().into_iter();
+        let mut starts: Vec<_> = parked.filter_map(with_sender).collect();
         *self = Self {
-            starts: std::mem::replace(&mut self.starts, Starts::new(config)),
+            starts: self.starts.renewed(config),
             reports: std::mem::take(&mut self.reports),
+            tenants: std::mem::take(&mut self.tenants),
+            lost: std::mem::take(&mut self.lost),
             ..Self::new(config)
         };
+        starts.extend(self.tenants.end_term(out));
+        starts
     }
 
     /// The time at which the first time limit of a node, a START or a command is over. After a pause that is later than
@@ -77,15 +119,16 @@ impl Cluster {
         all.into_iter().flatten().min()
     }
 
-    /// The figures. `tenants` is the table of a scheduler that leads. `kept_bytes` is the size of the frames that are
+    /// The figures. The table of tenants of one that does not lead is outdated. `kept_bytes` is the size of the frames that are
     /// kept for the next leader.
     pub(super) fn figures(
         &self,
         config: &SchedulerConfig,
-        tenants: Option<&TenantTable>,
+        leads: bool,
         kept_bytes: usize,
     ) -> SchedulerFigures {
         let is_claimed = |instance| self.starts.instances.taken(instance).is_some();
+        let tenants = Some(&self.tenants).filter(|_| leads);
         let (streams, streams_opened) = self.streams.counted();
         let (moving, moved) = self.starts.moves.counted();
         let (controllers, master) = self.controllers.counted();
@@ -136,34 +179,31 @@ impl Cluster {
     }
 
     /// A client has connected, which may be a node or a concentrator.
-    pub(super) fn handle_connected(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        tenants: &TenantTable,
-        session: &SessionInfo,
-    ) {
+    pub(super) fn handle_connected(&mut self, out: &mut Out<'_, '_>, session: &SessionInfo) {
         if self.nodes.handle_connected(out, session) {
             // The STATS that another server has kept may be older than the session.
             let sends_new_stats = session.server() == out.cx.uuid();
             self.starts
                 .handle_node_connected(session.uuid(), session.role(), sends_new_stats);
         }
-        self.cncis
-            .handle_connected(out, session, &addresses(&self.starts, tenants));
+        if session.role().intersects(Role::CNCIAGENT) {
+            self.cncis
+                .handle_connected(out, session.uuid(), &addresses(&self.starts, &self.tenants));
+            self.release_lost(out);
+        }
     }
 
     /// The session of a client has ended. `is_unreachable` is true if only the link to its server has ended.
     pub(super) fn handle_disconnected(
         &mut self,
         out: &mut Out<'_, '_>,
-        tenants: &TenantTable,
         session: &SessionInfo,
         reason: &DisconnectReason,
         is_unreachable: bool,
     ) {
         self.controllers.handle_disconnected(out, session);
         self.cncis
-            .handle_disconnected(session, &addresses(&self.starts, tenants));
+            .handle_disconnected(session, &addresses(&self.starts, &self.tenants));
         self.streams.handle_disconnected(out, session);
         let node = session.uuid();
         // Only a node that ended its session in order, or has another one already, is expected to return. If the
@@ -172,21 +212,21 @@ impl Cluster {
         let returns = || self.starts.handle_node_disconnected(node, may_return);
         if self.nodes.handle_disconnected(out, session, returns) {
             if !is_unreachable {
-                let has_address = |instance| tenants.has_address(instance);
-                self.starts.instances.node_left(node, has_address, out.now());
+                self.handle_away(out, node);
             }
             self.starts.handle_node_changed(out, node);
         }
     }
 
+    /// A node counts as away from now on.
+    pub(super) fn handle_away(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
+        let has_address = |instance| self.tenants.has_address(instance);
+        self.starts.instances.node_left(node, has_address, out.now());
+        self.release_lost(out);
+    }
+
     /// Handles STATS of a node.
-    pub(super) fn handle_stats(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        tenants: &mut TenantTable,
-        from: &SessionInfo,
-        frame: &Frame,
-    ) {
+    pub(super) fn handle_stats(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
         let (node, now) = (from.uuid(), out.now());
         let stats = match StatsSummary::read(frame.payload_bytes()) {
             Ok(stats) => stats,
@@ -205,7 +245,7 @@ impl Cluster {
         for (instance, _) in &stats.instances {
             // A START that is not done yet does not show that no other node has the instance.
             if !report.foreign.contains(instance) && !self.starts.instances.is_starting(*instance) {
-                tenants.handle_known(*instance);
+                self.tenants.handle_known(*instance);
             }
         }
         for instance in self.commands.report(node, &stats, now) {
@@ -224,9 +264,9 @@ impl Cluster {
         }
         // Failures follow the STATS that explain them.
         self.starts.handle_report(out, node, report);
-        if tenants.fault().is_none() {
+        if self.tenants.fault().is_none() {
             self.cncis
-                .handle_stats(out, node, &addresses(&self.starts, tenants));
+                .handle_stats(out, node, &addresses(&self.starts, &self.tenants));
         }
         // Last, because parked STARTs may be sent to the node now.
         if was_stale {
@@ -259,17 +299,11 @@ impl Cluster {
     }
 
     /// Handles a command of a controller for itself or for a client that it names.
-    pub(super) fn handle_command(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        tenants: &mut TenantTable,
-        from: &SessionInfo,
-        frame: &Frame,
-    ) {
+    pub(super) fn handle_command(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
         if frame.kind() == Command::START {
             if self.starts.handle_start(out, from, frame) {
                 let is_announced = |cnci| self.cncis.is_announced(cnci);
-                let leased = tenants.lease_for(from, frame, out.now(), is_announced);
+                let leased = self.tenants.lease_for(from, frame, out.now(), is_announced);
                 self.handle_leased(out, from, frame, leased);
             }
         } else if frame.kind().is_of_streams() {
@@ -287,8 +321,31 @@ impl Cluster {
         }
     }
 
+    /// Takes up what follows from a write of the tenants that has ended. A former leader does so, too.
+    pub(super) fn handle_written(&mut self, out: &mut Out<'_, '_>) {
+        let proceeded = self.tenants.proceed(out);
+        for instance in proceeded.freed {
+            self.starts.instances.handover.record_gone(instance);
+        }
+        for (from, frame, written) in proceeded.starts {
+            let leased = written.map(|()| Leased::Start(frame.clone()));
+            let leased = leased.map_err(|why| (Reason::FullCloud, why));
+            self.handle_leased(out, &from, &frame, leased);
+        }
+    }
+
+    /// Answers the STARTs that wait when the scheduler stops.
+    pub(super) fn refuse_waiting(&mut self, out: &mut Out<'_, '_>) {
+        self.starts.refuse_parked(out);
+        for (from, frame) in self.tenants.take_starts() {
+            let why = "the scheduler stops".to_owned();
+            let refused = Err((Reason::FullCloud, why));
+            self.handle_leased(out, &from, &frame, refused);
+        }
+    }
+
     /// Handles a START that has named a tenant: it is placed, waits for the disk, or is refused.
-    pub(super) fn handle_leased(
+    fn handle_leased(
         &mut self,
         out: &mut Out<'_, '_>,
         from: &SessionInfo,
@@ -355,16 +412,10 @@ impl Cluster {
     }
 
     /// Handles the event of an agent or a concentrator.
-    pub(super) fn handle_event(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        tenants: &mut TenantTable,
-        from: &SessionInfo,
-        frame: &Frame,
-    ) {
+    pub(super) fn handle_event(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
         match Event(frame.kind().operand) {
             Event::TENANT_ADDED | Event::TENANT_REMOVED => {
-                let addresses = addresses(&self.starts, tenants);
+                let addresses = addresses(&self.starts, &self.tenants);
                 if let Err(agent) = self.cncis.handle_tenant(out, from, frame, &addresses) {
                     let about = format_args!("of agent {agent}");
                     self.reports.reject(out, from, frame, &about);
@@ -377,19 +428,12 @@ impl Cluster {
                     self.reports.reject(out, from, frame, &about);
                 }
             }
-            event => self.handle_report(out, tenants, from, frame, event),
+            event => self.handle_report(out, from, frame, event),
         }
     }
 
     /// Handles the report of an agent or a concentrator, which is for the controllers.
-    fn handle_report(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        tenants: &mut TenantTable,
-        from: &SessionInfo,
-        frame: &Frame,
-        event: Event,
-    ) {
+    fn handle_report(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame, event: Event) {
         // Checked first: a report on an instance of another node would free that UUID.
         let is_foreign = |instance| self.starts.instances.is_foreign(instance, from.uuid());
         let Some(subject) = self.reports.own_subject(out, from, frame, is_foreign) else {
@@ -403,7 +447,7 @@ impl Cluster {
                 if self.commands.ended(from.uuid(), instance) {
                     self.starts.moves.user_ended(instance);
                 }
-                tenants.handle_known(instance);
+                self.tenants.handle_known(instance);
                 self.starts.handle_ended(out, instance, is_kept);
             }
             self.nodes.keep_event(from.uuid(), frame);
@@ -413,10 +457,9 @@ impl Cluster {
         if event == Event::PUBLIC_IP_ASSIGNED
             && let Ok(public) = frame.payload::<PublicIpAssigned>()
             && let Some(instance) = public.instance_uuid.uuid()
-            && tenants.is_outdated(&public)
+            && self.tenants.is_outdated(&public)
         {
-            self.cncis
-                .release_public_ips(out, |of| of == Some(instance), |ip| tenants.is_outdated(ip));
+            self.release_public_ips(out, Some(instance));
         }
     }
 
@@ -456,22 +499,16 @@ impl Cluster {
     }
 
     /// Handles a Tenant of a controller.
-    pub(super) fn handle_tenant(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        tenants: &mut TenantTable,
-        from: &SessionInfo,
-        frame: &Frame,
-    ) {
+    pub(super) fn handle_tenant(&mut self, out: &mut Out<'_, '_>, from: &SessionInfo, frame: &Frame) {
         let Ok(asked) = frame.payload::<Tenant>() else {
             return out.invalid_frame(from, frame.kind(), &Reason::InvalidData);
         };
         let released = asked.instance_uuid.uuid();
         // A Release that is refused, or that frees nothing, must not end the instance.
         let released = released.filter(|instance| {
-            asked.action == TenantAction::Release && tenants.may_release(&asked, *instance)
+            asked.action == TenantAction::Release && self.tenants.may_release(&asked, *instance)
         });
-        let in_use = released.and_then(|instance| self.prepare_release(out, tenants, instance, asked.lost));
+        let in_use = released.and_then(|instance| self.prepare_release(out, instance, asked.lost));
         let instances = &self.starts.instances;
         let place = |address: &mut TenantAddress| {
             let instance = address.instance_uuid.uuid().unwrap_or_default();
@@ -485,24 +522,18 @@ impl Cluster {
         };
         // The instance has its address again, and no node. The other schedulers are told so now: a next leader that found
         // this out itself would free the address.
-        if let Some(instance) = tenants.handle_command(out, from, &asked, in_use, place) {
+        if let Some(instance) = self.tenants.handle_command(out, from, &asked, in_use, place) {
             self.starts.instances.handover.record_gone(instance);
         }
     }
 
     /// Prepares the release of the address of an instance: with `lost`, the instance ends if its node is away, or not
     /// known. Returns the reason if the address cannot be released.
-    fn prepare_release(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        tenants: &TenantTable,
-        instance: Uuid,
-        lost: bool,
-    ) -> Option<String> {
+    fn prepare_release(&mut self, out: &mut Out<'_, '_>, instance: Uuid, lost: bool) -> Option<String> {
         let Some(taken) = self.starts.instances.taken(instance) else {
             if lost {
                 self.starts.end_with_node(out, instance);
-            } else if tenants.is_of_unknown_node(instance) {
+            } else if self.tenants.is_of_unknown_node(instance) {
                 return Some(
                     "no node has listed this instance since this scheduler began, and one that is away may still \
                      have it: if that node is lost for good, release the address as lost"
@@ -521,7 +552,7 @@ impl Cluster {
                  revoke its certificates, or release the address as lost"
             )),
             (_, Some(node)) => {
-                let tunnel = tenants.tunnel_of(instance, node);
+                let tunnel = self.tenants.tunnel_of(instance, node);
                 if tunnel.is_some_and(|tunnel| !self.cncis.close_tunnel(out, &tunnel)) {
                     return Some(
                         "the concentrator of the tenant is away, and has to be told first".to_owned(),
@@ -533,59 +564,60 @@ impl Cluster {
         }
     }
 
-    /// The certificates of a node are revoked. If it is away, it is lost for good, so its instances end; those that have
-    /// an address, once their concentrator has been told.
-    pub(super) fn handle_lost_node(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable, node: Uuid) {
-        if tenants.fault().is_some() {
+    /// Ends the instances of lost nodes; those that have an address, once their concentrator has been told.
+    pub(super) fn release_lost(&mut self, out: &mut Out<'_, '_>) {
+        if self.tenants.fault().is_some() {
             return;
         }
-        let mut told = HashMap::new();
-        for instance in self.starts.instances.of_away(node) {
-            let is_told = tenants.tunnel_of(instance, node).is_none_or(|tunnel| {
-                let cnci = tunnel.concentrator_uuid.clone();
-                *told
-                    .entry(cnci)
-                    .or_insert_with(|| self.cncis.close_tunnel(out, &tunnel))
-            });
-            if is_told {
-                self.starts.end_with_node(out, instance);
+        for node in &self.lost {
+            let mut told = HashMap::new();
+            for instance in self.starts.instances.of_away(*node) {
+                let is_told = self.tenants.tunnel_of(instance, *node).is_none_or(|tunnel| {
+                    let cnci = tunnel.concentrator_uuid.clone();
+                    *told
+                        .entry(cnci)
+                        .or_insert_with(|| self.cncis.close_tunnel(out, &tunnel))
+                });
+                if is_told {
+                    self.starts.end_with_node(out, instance);
+                }
             }
         }
     }
 
     /// Handles the time limits that are over.
-    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable) {
+    pub(super) fn expire(&mut self, out: &mut Out<'_, '_>) {
         while let Some(node) = self.nodes.take_departed(out.now()) {
             self.starts.handle_node_departed(out, node);
         }
         while let Some(node) = self.nodes.expire(out) {
             self.starts.handle_stale(out, node, true);
         }
-        self.starts.expire(out, |instance| tenants.has_address(instance));
+        self.starts
+            .expire(out, |instance| self.tenants.has_address(instance));
         self.commands.expire(out);
     }
 
     /// Frees the addresses of instances that are gone, takes back their public addresses, and sends
     /// the other schedulers what has changed, if this is one of several: `is_shared`. Called after each event.
-    pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable, is_shared: bool) {
-        self.tell_moved(out, tenants);
+    pub(super) fn finish(&mut self, out: &mut Out<'_, '_>, is_shared: bool) {
+        self.tell_moved(out);
         for instance in self.starts.take_left() {
             // The node of an instance that an earlier scheduler started may not have connected yet, also if another
             // one has refused its START.
-            if !tenants.is_of_unknown_node(instance) {
-                tenants.free(instance, is_shared);
+            if !self.tenants.is_of_unknown_node(instance) {
+                self.tenants.free(instance, is_shared);
             }
         }
-        for instance in tenants.take_released() {
-            self.cncis
-                .release_public_ips(out, |of| of == Some(instance), |ip| tenants.is_outdated(ip));
+        for instance in self.tenants.take_released() {
+            self.release_public_ips(out, Some(instance));
         }
         self.starts.send_intents(out);
         // Until the engine has the table without its address, the others keep the intent of an instance
         // that is gone. If this leader ends before that, the next one finds that the instance is gone, and
         // frees the address.
         let mut gone = self.starts.take_gone();
-        gone.retain(|intent| !tenants.unwritten.is_freeing(intent.instance));
+        gone.retain(|intent| !self.tenants.unwritten.is_freeing(intent.instance));
         if is_shared {
             out.send_intents(&gone);
         }
@@ -593,42 +625,50 @@ impl Cluster {
 
     /// Tells concentrators of the instances that have come to a node or left one, before their addresses are freed. While
     /// the engine's table cannot be read, this waits.
-    fn tell_moved(&mut self, out: &mut Out<'_, '_>, tenants: &TenantTable) {
-        if tenants.fault().is_some() {
+    fn tell_moved(&mut self, out: &mut Out<'_, '_>) {
+        if self.tenants.fault().is_some() {
             return;
         }
         let tunnels = self.starts.instances.take_moved().into_iter();
         let tunnels = tunnels.filter_map(|(instance, node)| {
-            let tunnel = tenants.tunnel_of(instance, node)?;
+            let tunnel = self.tenants.tunnel_of(instance, node)?;
             Some(((tunnel.concentrator_uuid.uuid()?, node), tunnel))
         });
         let tunnels: BTreeMap<_, _> = tunnels.collect();
         self.cncis
-            .handle_moved(out, &tunnels, &addresses(&self.starts, tenants));
+            .handle_moved(out, &tunnels, &addresses(&self.starts, &self.tenants));
     }
 
     /// The engine's table could not be read before. Concentrators were told nothing from the outdated one.
-    pub(super) fn handle_mended(&mut self, out: &mut Out<'_, '_>, tenants: &mut TenantTable) {
-        self.note_adopted(tenants);
-        self.tell_moved(out, tenants);
-        self.free_again(tenants);
-        self.cncis.handle_mended(out, &addresses(&self.starts, tenants));
+    pub(super) fn handle_mended(&mut self, out: &mut Out<'_, '_>) {
+        self.note_adopted();
+        self.tell_moved(out);
+        self.free_again();
         self.cncis
-            .release_public_ips(out, |_| true, |ip| tenants.is_outdated(ip));
+            .handle_mended(out, &addresses(&self.starts, &self.tenants));
+        self.release_public_ips(out, None);
+        self.release_lost(out);
+    }
+
+    /// Takes back the public addresses that are outdated: those of this instance, or of all.
+    fn release_public_ips(&self, out: &mut Out<'_, '_>, of: Option<Uuid>) {
+        let is_outdated = |ip: &PublicIpAssigned| self.tenants.is_outdated(ip);
+        self.cncis.release_public_ips(out, of, is_outdated);
     }
 
     /// The nodes of the instances that were adopted are known, also before they report.
-    pub(super) fn note_adopted(&self, tenants: &mut TenantTable) {
+    fn note_adopted(&mut self) {
         let instances = &self.starts.instances;
-        tenants.handle_adopted(|instance| instances.node_of(instance).is_some());
+        self.tenants
+            .handle_adopted(|instance| instances.node_of(instance).is_some());
     }
 
     /// Frees again what was freed without the engine's table. The other schedulers are told unless that waits for a
     /// write.
-    pub(super) fn free_again(&mut self, tenants: &mut TenantTable) {
-        for instance in tenants.unwritten.take_freed() {
+    fn free_again(&mut self) {
+        for instance in self.tenants.unwritten.take_freed() {
             if self.starts.instances.taken(instance).is_none() {
-                tenants.free(instance, true);
+                self.tenants.free(instance, true);
             }
             self.starts.instances.handover.record_gone(instance);
         }

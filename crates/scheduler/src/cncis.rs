@@ -243,16 +243,16 @@ impl Cncis {
         Ok(())
     }
 
-    /// Takes back the public addresses of these instances that are outdated, as another instance may get
+    /// Takes back the public addresses of an instance, or of all, that are outdated, as another instance may get
     /// the same private address.
     pub(super) fn release_public_ips(
         &self,
         out: &mut Out<'_, '_>,
-        is_of: impl Fn(Option<Uuid>) -> bool,
+        instance: Option<Uuid>,
         is_outdated: impl Fn(&PublicIpAssigned) -> bool,
     ) {
         let all = self.by_uuid.values().flat_map(|cnci| cnci.assigned.values());
-        let of_instances = all.filter(|(of, _)| is_of(*of));
+        let of_instances = all.filter(|(of, _)| instance.is_none() || *of == instance);
         let assigned = of_instances.filter_map(|(_, frame)| frame.payload().ok());
         for ip in assigned.filter(is_outdated) {
             let release = ReleasePublicIp {
@@ -325,15 +325,8 @@ impl Cncis {
     }
 
     /// Sends a concentrator that has connected the reports about the tenants that it serves.
-    pub(super) fn handle_connected(
-        &mut self,
-        out: &mut Out<'_, '_>,
-        session: &SessionInfo,
-        addresses: &Addresses<'_>,
-    ) {
-        if session.role().intersects(Role::CNCIAGENT) {
-            self.tell_of(out, |cnci, _| cnci == session.uuid(), addresses);
-        }
+    pub(super) fn handle_connected(&mut self, out: &mut Out<'_, '_>, cnci: Uuid, addresses: &Addresses<'_>) {
+        self.tell_of(out, |of, _| of == cnci, addresses);
     }
 
     /// The table of tenants could not be read before. Tells concentrators what agents have reported since.

@@ -75,23 +75,8 @@ impl Proposal {
     }
 }
 
-/// The content of a write in progress.
-#[derive(Debug)]
-enum Content {
-    Proposed(Proposal),
-    /// The previous configuration, which is `current` again.
-    Restored,
-}
-
-/// The outcome of a CONFIGURE, or of restoring the previous configuration.
-enum Outcome {
-    Adopted(Proposal),
-    Refused(Proposal, String),
-    /// The engine may have it, although this scheduler does not distribute it.
-    Unknown(Proposal, String),
-    /// The file or the engine may have another configuration than the current one.
-    Behind(String),
-}
+/// What a write is for: a CONFIGURE, or else the current configuration once more.
+type Content = Option<Proposal>;
 
 impl Configuration {
     pub(super) fn in_memory(yaml: Bytes) -> Result<Self, SchedulerError> {
@@ -151,45 +136,43 @@ impl Configuration {
         &self.current
     }
 
-    /// Takes the result of the thread and hands over the next configuration. Returns an outcome
-    /// to handle; `None` if nothing can be done until the thread has finished.
-    fn next_outcome(&mut self, now: Instant, leads_others: bool) -> Option<Outcome> {
+    /// Takes the result of the thread and hands over the next configuration. Returns a content and
+    /// what became of it; `None` if nothing can be done until the thread has finished.
+    fn next_outcome(&mut self, now: Instant, leads_others: bool) -> Option<(Content, Written)> {
         loop {
             if self.being_written.is_some() {
-                let result = self.keeper.take_result()?;
-                match (self.being_written.take()?, result) {
-                    (Content::Proposed(proposal), Written::Done) => {
+                let written = self.keeper.take_result()?;
+                let content = self.being_written.take()?;
+                match (&content, &written) {
+                    (Some(proposal), Written::Done) => {
                         // The file has a newer configuration than the restored one.
                         self.write_at = None;
-                        return Some(self.adopt(proposal));
+                        self.adopt(proposal);
                     }
-                    (Content::Proposed(proposal), Written::Refused(why)) => {
-                        return Some(Outcome::Refused(proposal, why));
-                    }
-                    (Content::Proposed(proposal), Written::Unknown(why)) => {
-                        // The next leader would read it, so the current one is written over it.
-                        self.write_at = leads_others.then_some(now);
-                        return Some(Outcome::Unknown(proposal, why));
-                    }
-                    (Content::Restored, Written::Done) => {}
-                    (Content::Restored, Written::Refused(why) | Written::Unknown(why)) => {
-                        // An engine is asked until it confirms. A file keeps the refused configuration,
-                        // but the cluster runs with the previous one.
-                        self.write_at = leads_others.then_some(now + RETRY);
-                        return Some(Outcome::Behind(why));
-                    }
+                    (Some(_), Written::Refused(_)) => {}
+                    // The next leader would read it, so the current one is written over it.
+                    (Some(_), Written::Unknown(_)) => self.write_at = leads_others.then_some(now),
+                    (None, Written::Done) => continue,
+                    // An engine is asked until it confirms. A file keeps the refused configuration,
+                    // but the cluster runs with the previous one.
+                    (None, _) => self.write_at = leads_others.then_some(now + RETRY),
                 }
+                return Some((content, written));
             }
-            let (yaml, content) = match self.next.take() {
-                Some(proposal) if !self.keeper.is_durable() => return Some(self.adopt(proposal)),
-                // The file has this configuration already, so only the answer is due.
-                Some(proposal) if *proposal.yaml() == self.current && self.write_at.is_none() => {
-                    return Some(Outcome::Adopted(proposal));
+            let content = self.next.take();
+            let yaml = match &content {
+                // There is no file, or it has this configuration already, so only the answer is due.
+                Some(proposal)
+                    if !self.keeper.is_durable()
+                        || *proposal.yaml() == self.current && self.write_at.is_none() =>
+                {
+                    self.adopt(proposal);
+                    return Some((content, Written::Done));
                 }
-                Some(proposal) => (proposal.yaml().clone(), Content::Proposed(proposal)),
+                Some(proposal) => proposal.yaml().clone(),
                 None if self.next_deadline().is_some_and(|at| at <= now) => {
                     self.write_at = None;
-                    (self.current.clone(), Content::Restored)
+                    self.current.clone()
                 }
                 None => return None,
             };
@@ -198,7 +181,7 @@ impl Configuration {
         }
     }
 
-    fn adopt(&mut self, proposal: Proposal) -> Outcome {
+    fn adopt(&mut self, proposal: &Proposal) {
         // If the same configuration is sent again, it must not replace the previous one, which
         // could not be restored then.
         if *proposal.yaml() != self.current {
@@ -208,7 +191,6 @@ impl Configuration {
             let old_sender = self.sender.replace(proposal.from.uuid());
             self.previous = Some((old, old_sender));
         }
-        Outcome::Adopted(proposal)
     }
 
     /// Restores the previous configuration. Returns the controller that had sent the refused one;
@@ -270,7 +252,7 @@ impl Configuration {
     pub(super) fn proceed(&mut self, out: &mut Out<'_, '_>, token: Option<u64>) {
         while let Some(outcome) = self.next_outcome(out.now(), token.is_some()) {
             match outcome {
-                Outcome::Adopted(Proposal { from, frame }) => {
+                (Some(Proposal { from, frame }), Written::Done) => {
                     limited!(info, out, from.uuid(), "CONFIGURE";
                         "{from}: new cluster configuration of {} bytes", frame.payload_bytes().len());
                     self.show(out, token);
@@ -279,18 +261,20 @@ impl Configuration {
                     // It returns to its sender as the confirmation.
                     out.send(from.uuid(), &self.frame());
                 }
-                Outcome::Refused(proposal, why) => {
+                (Some(proposal), Written::Refused(why)) => {
                     refuse(out, &proposal, format!("it cannot be written: {why}"));
                 }
-                Outcome::Unknown(Proposal { from, frame }, why) => {
+                // The engine may have it, although this scheduler does not distribute it.
+                (Some(Proposal { from, frame }), Written::Unknown(why)) => {
                     limited!(warn, out, from.uuid(), "CONFIGURE unknown";
                         "{from}: the outcome of CONFIGURE is unknown: {why}; the current configuration is written again");
                     out.invalid_frame(&from, frame.kind(), &Reason::Unknown);
                 }
-                Outcome::Behind(why) => {
+                (None, Written::Refused(why) | Written::Unknown(why)) => {
                     limited!(warn, out, out.cx.uuid(), "not written";
                         "the current configuration cannot be written: {why}");
                 }
+                (None, Written::Done) => {}
             }
         }
     }
@@ -428,7 +412,10 @@ mod tests {
             assert_eq!(configuration.next_deadline(), None, "it is being written");
             results.send(outcome).unwrap();
             let outcome = configuration.next_outcome(now, true);
-            assert!(matches!(outcome, Some(Outcome::Behind(_))));
+            assert!(matches!(
+                outcome,
+                Some((None, Written::Refused(_) | Written::Unknown(_)))
+            ));
             assert_eq!(configuration.next_deadline(), Some(now + RETRY));
             now += RETRY;
         }

@@ -103,18 +103,6 @@ struct Transfer {
     at: Instant,
 }
 
-/// The result of a part of a transfer.
-#[derive(Debug)]
-pub(super) enum Transferred {
-    /// There is nothing to do.
-    Nothing,
-    /// This scheduler is the leader, and handles these frames of its clients; true if they are the
-    /// last.
-    Own(Vec<(SessionInfo, Frame)>, bool),
-    /// This leader cannot be reached.
-    Failed(Uuid),
-}
-
 /// The last reports of the clients of this server, and the commands that wait for a leader.
 #[derive(Debug)]
 pub(super) struct Following {
@@ -140,15 +128,15 @@ impl Following {
     /// Keeps a frame of a client of this server if a new leader needs it.
     pub(super) fn keep(&mut self, from: Uuid, frame: &Frame) {
         let kind = frame.kind();
-        let is_kept = kind == Command::STATS || kind.frame_type == FrameType::STATUS || is_kept_event(kind);
         let length = frame.payload_bytes().len();
         // A scheduler does not read longer frames.
         let limit = match kind.frame_type {
-            FrameType::COMMAND => MAX_STATS,
             FrameType::STATUS => MAX_READ_LEN,
-            _ => MAX_EVENT,
+            _ if kind == Command::STATS => MAX_STATS,
+            _ if is_kept_event(kind) => MAX_EVENT,
+            _ => return,
         };
-        if !is_kept || length > limit {
+        if length > limit {
             return;
         }
         let last = self.last_frames.entry(from).or_default();
@@ -280,11 +268,18 @@ impl Following {
         self.transfer = Some(Transfer { to, clients, at: now });
     }
 
-    /// Sends the next part of the transfer if it is due.
-    pub(super) fn continue_transfer(&mut self, out: &mut Out<'_, '_>) -> Transferred {
+    /// Sends the next part of the transfer if it is due. If this scheduler is the leader, the result has the frames of its
+    /// own clients, for it to handle.
+    ///
+    /// # Errors
+    /// The leader that cannot be reached.
+    pub(super) fn continue_transfer(
+        &mut self,
+        out: &mut Out<'_, '_>,
+    ) -> Result<Vec<(SessionInfo, Frame)>, Uuid> {
         let now = out.now();
         let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.at <= now) else {
-            return Transferred::Nothing;
+            return Ok(Vec::new());
         };
         let (to, own_uuid) = (transfer.to, out.cx.uuid());
         let (mut remaining, mut own) = (PART, Vec::new());
@@ -293,7 +288,7 @@ impl Following {
             let links = out.cx.servers().map(|server| (server.uuid, queued(server.uuid)));
             if remaining == 0 || must_pause(to, own_uuid, links) {
                 transfer.at = now + PAUSE;
-                return Transferred::Own(own, false);
+                return Ok(own);
             }
             let Some(client) = transfer.clients.pop() else {
                 break;
@@ -308,13 +303,13 @@ impl Following {
                 if to == own_uuid {
                     own.push((session.clone(), frame.clone()));
                 } else if out.cx.pass_frame_to_server(to, &session, frame).is_err() {
-                    return Transferred::Failed(to);
+                    return Err(to);
                 }
             }
         }
         self.transfer = None;
         if to == own_uuid {
-            return Transferred::Own(own, true);
+            return Ok(own);
         }
         let parked = self.take_parked();
         let sent = out.cx.send_to_server(to, Message::Complete.encode());
@@ -324,10 +319,7 @@ impl Following {
                 self.park(out, &from, &frame);
             }
         }
-        match sent {
-            Ok(()) => Transferred::Nothing,
-            Err(_) => Transferred::Failed(to),
-        }
+        sent.map(|()| own).map_err(|_| to)
     }
 }
 
@@ -505,10 +497,7 @@ mod tests {
         test.with(|cx| {
             let mut log = ssntp_transport::LogLimit::default();
             let result = following.continue_transfer(&mut Out::new(cx, &mut log));
-            assert!(
-                matches!(result, Transferred::Failed(server) if server == leader),
-                "{result:?}"
-            );
+            assert_eq!(result.unwrap_err(), leader);
         });
         assert_eq!(following.take_parked().len(), 1);
     }

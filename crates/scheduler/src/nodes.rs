@@ -107,20 +107,11 @@ impl Nodes {
     pub(super) fn snapshot_complete(&self) -> SnapshotComplete {
         let reporting = self.by_uuid.values().filter(|node| node.last_stats.is_some());
         SnapshotComplete {
-            nodes: self.count() as u64,
+            nodes: self.by_uuid.len() as u64,
             reporting: reporting.clone().count() as u64,
             instances: reporting.map(|node| node.instances as u64).sum(),
             constraints: true,
         }
-    }
-
-    pub(super) fn is_connected(&self, node: Uuid) -> bool {
-        self.by_uuid.contains_key(&node)
-    }
-
-    /// The number of connected nodes.
-    pub(super) fn count(&self) -> usize {
-        self.by_uuid.len()
     }
 
     /// Keeps an event of an instance for new controllers.
@@ -141,7 +132,7 @@ impl Nodes {
             Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
             _ => self.interval,
         };
-        if !self.is_connected(uuid) {
+        if !self.by_uuid.contains_key(&uuid) {
             return (interval, false);
         }
         let was_stale = self.due.of(&uuid).is_none();
@@ -255,7 +246,7 @@ impl Nodes {
         // New controllers receive the same STATS.
         node.last_stats = Some(frame);
         // Only stale nodes have no entry in `due`.
-        let count = self.count() - self.due.count();
+        let count = self.by_uuid.len() - self.due.count();
         limited!(warn, out, uuid, "stale";
             "node {uuid} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
         Some(uuid)

@@ -1,7 +1,6 @@
 //! The scheduler as the application of a server. It alone dispatches: the match of
 //! [`handle`](Scheduler::handle) is the table of contents of the rooms.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,26 +14,22 @@ use super::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use super::configuration::Configuration;
 use super::enrolment::{Clerk, Enrolments, no_issuer, with_operator};
 use super::figures::SchedulerFigures;
-use super::following::{Following, Transferred};
-use super::joined::{JoinError, JoinedScheduler};
+use super::following::Following;
 use super::members::add_members;
 use super::messages::Message;
 use super::out::{Out, limited};
 use super::pause::Pause;
-use super::peers::Peers;
 use super::shared::{CONFIGURATION, Shared, TENANTS};
-use super::tenants::{Leased, TenantTable};
 use super::term::{Term, TermChange, is_linked, own_controllers};
 use ssntp::Role;
 use ssntp::payload::Servers;
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Refusal, Run, Status};
 use ssntp::server::{
-    CallError, ClusterHandler, Context, DisconnectReason, Federation, Filter, Handler, Newcomer, Rules,
-    SendError, Server, ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
+    CallError, ClusterHandler, Context, DisconnectReason, Filter, Handler, Newcomer, Rules, Server,
+    ServerConfig, ServerError, ServerHandle, ServerLink, SessionInfo, SlowConsumer,
 };
 use ssntp_cluster::refusal::Reason;
-use ssntp_engine::{Acting, Engine, Join, Member, Membership, View};
-use ssntp_payload::NewLeader;
+use ssntp_engine::{Acting, View};
 use ssntp_transport::{LogLimit, now};
 
 /// The scheduler of a cluster, as the application of a [`Server`].
@@ -58,16 +53,12 @@ use ssntp_transport::{LogLimit, now};
 pub struct Scheduler {
     /// The threads that wait for the server. They end when these are dropped, so these precede what joins the threads.
     awaiting: Vec<Sender<ServerHandle>>,
-    config: SchedulerConfig,
+    pub(super) config: SchedulerConfig,
     cluster: Cluster,
     configuration: Configuration,
-    tenants: TenantTable,
     /// Carries out the commands about tokens and certificates; `None` if there are no records of them.
     clerk: Option<Clerk>,
-    /// The nodes whose certificates are all revoked: those that are away are lost for good.
-    lost: BTreeSet<Uuid>,
-    /// `Some` if this is one of several schedulers.
-    term: Option<Term>,
+    term: Term,
     /// The last reports of the clients of this one of several schedulers.
     following: Following,
     pause: Pause,
@@ -81,28 +72,18 @@ impl Scheduler {
     /// # Errors
     /// [`SchedulerError`] if the configuration file cannot be used.
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
-        let tenants = config.configuration_file.as_deref().map(TenantTable::load);
-        let mut tenants = tenants.transpose()?.unwrap_or_default();
+        let cluster = Cluster::load(&config, now())?;
         let configuration = match &config.configuration_file {
             Some(path) => Configuration::load(path.clone())?,
             None => Configuration::in_memory(config.configuration.clone())?,
         };
-        let mut cluster = Cluster::new(&config);
-        if let Some(state) = &config.state {
-            let has_address = |instance| tenants.has_address(instance);
-            let kept = cluster.starts.keep_in(state, has_address, now());
-            kept.map_err(|e| SchedulerError::Read(state.clone(), e))?;
-            cluster.note_adopted(&mut tenants);
-        }
         Ok(Self {
             awaiting: Vec::new(),
             config,
             cluster,
             configuration,
-            tenants,
             clerk: None,
-            lost: BTreeSet::new(),
-            term: None,
+            term: Term::alone(),
             following: Following::default(),
             pause: Pause::default(),
             log: LogLimit::default(),
@@ -116,7 +97,10 @@ impl Scheduler {
     /// # Errors
     /// [`ServerError`]; all threads have ended then.
     pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
-        for keeper in [self.configuration.keeper(), &mut self.tenants.unwritten.keeper] {
+        for keeper in [
+            self.configuration.keeper(),
+            &mut self.cluster.tenants.unwritten.keeper,
+        ] {
             let started = keeper.start().map_err(ServerError::Thread)?;
             self.awaiting.extend(started);
         }
@@ -157,100 +141,25 @@ impl Scheduler {
     }
 
     fn present_figures(&self) -> SchedulerFigures {
-        // The table of one that does not lead is outdated.
-        let tenants = Some(&self.tenants).filter(|_| self.leads());
-        self.cluster
-            .figures(&self.config, tenants, self.following.bytes())
-    }
-
-    /// Starts the scheduler as one of several that share an engine; otherwise like
-    /// [`start`](Self::start). All schedulers accept clients and link with each other. One leads,
-    /// and the others pass the frames of their clients on to it. The engine keeps the
-    /// configuration and the tenants, and a new leader reads them there. Those of
-    /// [`SchedulerConfig`](crate::SchedulerConfig) are used if the engine has none. `links` may
-    /// name schedulers to link with besides the members of the cluster. `advertise` has the
-    /// addresses at which the other schedulers reach this one; if it is empty, they are the
-    /// addresses at which the server listens. Blocks until the engine has answered.
-    ///
-    /// # Errors
-    /// [`JoinError`]; the server and all threads have ended then.
-    pub fn start_joined(
-        mut self,
-        server: ServerConfig,
-        links: Federation,
-        engine: Box<dyn Engine>,
-        advertise: Vec<String>,
-    ) -> Result<JoinedScheduler, JoinError> {
-        let shared = Arc::new(Shared::default());
-        self.begin_following(&shared);
-        let enrolments = self.config.enrolments.clone();
-        if let Some(enrolments) = &enrolments {
-            enrolments.keep_in(&shared);
-        }
-        let server = self.start(server.federate(links))?;
-        let handle = server.handle();
-        let addresses = if advertise.is_empty() {
-            Peers::reachable(server.addresses())
-        } else {
-            advertise
-        };
-        let member = Member {
-            uuid: server.uuid(),
-            incarnation: handle.with(|cx| cx.incarnation())?,
-            addresses,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            token: 0,
-        };
-        let viewed = Arc::clone(&shared);
-        let join = Join { member, leads: true };
-        let mut peers = Peers::of(&server);
-        let membership = Membership::start(engine, join, move |view| {
-            if let Some(peers) = &mut peers {
-                peers.follow(view);
-            }
-            viewed.set_view(view);
-            enrolments
-                .iter()
-                .for_each(|enrolments| enrolments.take_view(view));
-            // A busy dispatcher may refuse the call. It reads the view before it sleeps anyway.
-            let _ = handle.post(|_| ());
-        })?;
-        shared.set_documents(membership.documents());
-        let _ = server.handle().post(|_| ());
-        Ok(JoinedScheduler { server, membership })
+        let (leads, kept_bytes) = (self.term.is_leading(), self.following.bytes());
+        self.cluster.figures(&self.config, leads, kept_bytes)
     }
 
     /// Becomes one of several schedulers, which does not lead yet.
     pub(super) fn begin_following(&mut self, shared: &Arc<Shared>) {
         self.configuration.keeper().keep_in(shared, CONFIGURATION);
-        self.tenants.unwritten.keeper.keep_in(shared, TENANTS);
-        self.term = Some(Term::new(shared));
-    }
-
-    /// True if this is the only scheduler, or leads.
-    fn leads(&self) -> bool {
-        self.term.as_ref().is_none_or(Term::is_leading)
-    }
-
-    /// True if this leader parks commands until the other schedulers have sent the last reports of
-    /// their clients.
-    fn is_syncing(&self) -> bool {
-        self.term.as_ref().is_some_and(Term::is_syncing)
-    }
-
-    /// The fencing token of this scheduler, if it is one of several and leads.
-    fn token(&self) -> Option<u64> {
-        self.term.as_ref().and_then(Term::token)
+        self.cluster.tenants.unwritten.keeper.keep_in(shared, TENANTS);
+        self.term = Term::new(shared);
     }
 
     /// Handles a frame of a client of this server or of another one. This scheduler leads.
     fn handle(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let token = self.token();
+        let token = self.term.token();
         let out = &mut Out::new(cx, &mut self.log);
         let kind = frame.kind();
         match kind.frame_type {
             FrameType::COMMAND => match Command(kind.operand) {
-                Command::STATS => self.cluster.handle_stats(out, &mut self.tenants, from, frame),
+                Command::STATS => self.cluster.handle_stats(out, from, frame),
                 // A backup may report and read.
                 command if !kind.is_of_streams() && !self.cluster.controllers.may_command(from.key()) => {
                     limited!(info, out, from.uuid(), "not the master";
@@ -259,11 +168,11 @@ impl Scheduler {
                 }
                 Command::CONFIGURE => self.configuration.handle_configure(out, from, frame, token),
                 Command::MANAGE_ENROLMENT => self.handle_enrolment(cx, from, frame),
-                Command::TENANT => self.cluster.handle_tenant(out, &mut self.tenants, from, frame),
-                _ => self.cluster.handle_command(out, &mut self.tenants, from, frame),
+                Command::TENANT => self.cluster.handle_tenant(out, from, frame),
+                _ => self.cluster.handle_command(out, from, frame),
             },
             FrameType::STATUS => self.cluster.handle_status(out, from, frame),
-            FrameType::EVENT => self.cluster.handle_event(out, &mut self.tenants, from, frame),
+            FrameType::EVENT => self.cluster.handle_event(out, from, frame),
             _ if kind == ErrorCode::INVALID_CONFIGURATION => {
                 self.configuration.handle_refused(out, from, frame, token);
             }
@@ -286,7 +195,7 @@ impl Scheduler {
     /// Frees addresses, and tells others what the event has changed. Called after each event.
     fn finish(&mut self, cx: &mut Context<'_>) {
         let out = &mut Out::new(cx, &mut self.log);
-        self.cluster.finish(out, &mut self.tenants, self.term.is_some());
+        self.cluster.finish(out, !self.term.is_alone());
     }
 
     /// A session has begun, of this server or of another one.
@@ -294,19 +203,18 @@ impl Scheduler {
         // A term that has just begun includes the session already, and another session of the client may outrank it.
         let directory = cx.directory();
         let counts = directory.session(session.uuid()).unwrap_or(session);
-        if self.term.as_ref().is_some_and(|term| term.is_current(counts)) {
+        if self.term.is_current(counts) {
             return;
         }
         self.enter_session(cx, session);
-        let is_syncing = self.is_syncing();
         let out = &mut Out::new(cx, &mut self.log);
         // A controller that is also a node is announced to itself below, so its snapshot goes first.
         if Cluster::is_controller(session) {
-            self.cluster.handle_controller(out, session, is_syncing);
+            self.cluster
+                .handle_controller(out, session, self.term.is_syncing());
         }
-        self.cluster.handle_connected(out, &self.tenants, session);
+        self.cluster.handle_connected(out, session);
         if session.role().intersects(Role::CNCIAGENT) {
-            self.release_lost(cx);
             self.finish(cx);
         }
     }
@@ -314,8 +222,7 @@ impl Scheduler {
     /// Enters a session into the term's table of current sessions. Another session of the client that is there ends
     /// first.
     fn enter_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        let before = self.term.as_mut().and_then(|term| term.enter_session(session));
-        if let Some(before) = before {
+        if let Some(before) = self.term.enter_session(session) {
             self.session_ended(cx, &before, &DisconnectReason::Replaced);
         }
     }
@@ -323,7 +230,7 @@ impl Scheduler {
     /// A session has ended, of this server or of another one.
     fn remove_session(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         // If this is not its current session, another one of the client counts.
-        if self.term.as_mut().is_none_or(|term| term.remove_session(session)) {
+        if self.term.remove_session(session) {
             self.session_ended(cx, session, reason);
             // The session of another server that was outranked until now.
             let next = cx.directory().session(session.uuid()).cloned();
@@ -337,46 +244,31 @@ impl Scheduler {
     /// Handles the end of a session that was its client's current one.
     fn session_ended(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         let is_node = session.role().intersects(Role::AGENT | Role::NETAGENT);
-        let is_unreachable = is_node && self.term.is_some() && !is_linked(cx, session.server());
-        if let Some(term) = self.term.as_mut().filter(|_| is_unreachable) {
-            term.note_unreachable(session);
+        let is_unreachable = is_node && !self.term.is_alone() && !is_linked(cx, session.server());
+        if is_unreachable {
+            self.term.note_unreachable(session);
         }
         let out = &mut Out::new(cx, &mut self.log);
         self.cluster
-            .handle_disconnected(out, &self.tenants, session, reason, is_unreachable);
-        if is_node {
-            self.release_lost(cx);
-        }
-    }
-
-    /// Ends the instances of nodes that are away and whose certificates are revoked.
-    fn release_lost(&mut self, cx: &mut Context<'_>) {
-        let out = &mut Out::new(cx, &mut self.log);
-        for node in &self.lost {
-            self.cluster.handle_lost_node(out, &self.tenants, *node);
-        }
+            .handle_disconnected(out, session, reason, is_unreachable);
     }
 
     /// The unreachable nodes of a server that have no session elsewhere count as away from now on.
     fn release_unreachable(&mut self, cx: &mut Context<'_>, server: Uuid) {
-        let Some(term) = &mut self.term else { return };
-        let has_address = |instance| self.tenants.has_address(instance);
-        for node in term.take_unreachable(server) {
-            let now = cx.now();
-            self.cluster.starts.instances.node_left(node, has_address, now);
+        let out = &mut Out::new(cx, &mut self.log);
+        for node in self.term.take_unreachable(server) {
+            self.cluster.handle_away(out, node);
         }
-        self.release_lost(cx);
     }
 
     /// Takes up a new view of the engine or the end of the lease: this scheduler may begin to lead,
     /// or cease to. Every callback calls this before it asks whether this scheduler leads.
     fn follow_engine(&mut self, cx: &mut Context<'_>) {
-        let Some(change) = self.term.as_mut().and_then(|term| term.take_change(cx)) else {
+        let Some(TermChange { view, ends, begins }) = self.term.take_change(cx) else {
             return;
         };
-        let TermChange { view, ends, begins } = change;
         if view.leader.is_some_and(|leader| leader.uuid != cx.uuid()) {
-            self.tenants.unwritten.forget_freed();
+            self.cluster.tenants.unwritten.forget_freed();
         }
         if ends {
             self.step_down(cx);
@@ -389,21 +281,14 @@ impl Scheduler {
 
     /// Begins to lead.
     fn begin(&mut self, cx: &mut Context<'_>, acting: Acting, view: &View) {
-        let Some(term) = &mut self.term else { return };
-        let intents = term.begin(acting, cx.now());
+        let intents = self.term.begin(acting, cx.now());
         cx.set_leader_token(Some(acting.token));
-        // First, because the tenants say which instances have addresses.
         self.take_configuration(cx, view);
-        self.tenants.take_view(view);
-        let has_address = |instance| self.tenants.has_address(instance);
+        self.cluster.tenants.take_view(view);
         let mut sessions: Vec<_> = cx.directory().sessions().cloned().collect();
         sessions.sort_unstable_by_key(SessionInfo::uuid);
         let is_there = |node| sessions.binary_search_by_key(&node, SessionInfo::uuid).is_ok();
-        self.cluster
-            .starts
-            .adopt(intents, is_there, has_address, cx.now());
-        self.cluster.note_adopted(&mut self.tenants);
-        self.cluster.free_again(&mut self.tenants);
+        self.cluster.adopt(intents, is_there, cx.now());
         let servers: Vec<_> = cx.servers().map(|server| server.uuid).collect();
         for server in servers {
             self.announce_lead_to(cx, server);
@@ -416,9 +301,9 @@ impl Scheduler {
         for session in &sessions {
             self.enter_session(cx, session);
             let out = &mut Out::new(cx, &mut self.log);
-            self.cluster.handle_connected(out, &self.tenants, session);
+            self.cluster.handle_connected(out, session);
         }
-        self.release_lost(cx);
+        self.cluster.release_lost(&mut Out::new(cx, &mut self.log));
         self.begin_transfer(cx, cx.uuid());
     }
 
@@ -442,21 +327,12 @@ impl Scheduler {
         warn!(target: "ssntp::scheduler", "this scheduler no longer leads");
         cx.send_to_servers(&Message::LeadsNoMore.encode());
         cx.set_leader_token(None);
-        let Some(term) = &mut self.term else { return };
-        term.end(self.cluster.starts.intents());
+        self.term.end(self.cluster.starts.intents());
         self.following.end_transfer();
-        let parked = self.cluster.starts.take_parked();
-        self.cluster.forget(&self.config);
         self.pause = Pause::default();
-        let mut commands = self.following.take_parked();
-        let session = |id| cx.directory().session(id).cloned();
-        commands.extend(
-            parked
-                .into_iter()
-                .filter_map(|(from, frame)| Some((session(from)?, frame))),
-        );
         let out = &mut Out::new(cx, &mut self.log);
-        commands.extend(self.tenants.end_term(out));
+        let mut commands = self.following.take_parked();
+        commands.extend(self.cluster.end_term(out, &self.config));
         for (from, frame) in commands {
             self.following.park_or_refuse(out, &from, &frame);
         }
@@ -465,23 +341,14 @@ impl Scheduler {
     /// Takes up what else a view has: a table of tenants that can be read again, servers that are members no more, and
     /// the configuration while no scheduler leads.
     fn follow_view(&mut self, cx: &mut Context<'_>, view: &View) {
-        let is_leading = self.term.as_ref().is_some_and(Term::is_leading);
-        if is_leading && self.tenants.take_mended(view) {
-            let out = &mut Out::new(cx, &mut self.log);
-            self.cluster.handle_mended(out, &mut self.tenants);
-            self.release_lost(cx);
-        }
-        let Some(term) = &mut self.term else { return };
-        if is_leading {
-            let departed = if view.away.is_none() {
-                term.departed(view)
-            } else {
-                Vec::new()
-            };
-            for server in departed {
+        if self.term.is_leading() {
+            if self.cluster.tenants.take_mended(view) {
+                self.cluster.handle_mended(&mut Out::new(cx, &mut self.log));
+            }
+            for server in self.term.departed(view) {
                 self.release_unreachable(cx, server);
             }
-        } else if term.leader(cx).is_none()
+        } else if self.term.leader(cx).is_none()
             && let Some(document) = view.documents.get(CONFIGURATION)
         {
             cx.set_configuration(document.text.clone());
@@ -490,9 +357,8 @@ impl Scheduler {
 
     /// Informs another scheduler that this one leads, and sends it all intents.
     fn announce_lead_to(&mut self, cx: &mut Context<'_>, server: Uuid) {
-        let Some(term) = &mut self.term else { return };
-        let Some(token) = term.token() else { return };
-        term.await_reports(server);
+        let Some(token) = self.term.token() else { return };
+        self.term.await_reports(server);
         let configuration = self.configuration.current().clone();
         let leads = Message::Leads { token, configuration };
         let intents = self.cluster.starts.intents();
@@ -506,8 +372,7 @@ impl Scheduler {
 
     /// Sends NewLeader to the controllers of this server.
     fn announce_leader(&mut self, cx: &mut Context<'_>) {
-        let Some(term) = &self.term else { return };
-        let event = Frame::of(&term.introduction(cx));
+        let event = Frame::of(&self.term.introduction(cx));
         let own = own_controllers(cx);
         let out = &mut Out::new(cx, &mut self.log);
         for controller in own {
@@ -526,24 +391,19 @@ impl Scheduler {
     fn continue_transfer(&mut self, cx: &mut Context<'_>) {
         let out = &mut Out::new(cx, &mut self.log);
         match self.following.continue_transfer(out) {
-            Transferred::Nothing => {}
-            Transferred::Own(frames, is_last) => {
+            Ok(frames) => {
                 for (session, frame) in frames {
                     self.handle(cx, &session, &frame);
                 }
-                if is_last {
-                    self.finish_sync(cx);
-                }
+                self.finish_sync(cx);
             }
-            Transferred::Failed(leader) => self.forget_leader(leader),
+            Err(leader) => self.forget_leader(leader),
         }
     }
 
     /// Another scheduler has sent the last reports of all its clients, or its link has ended.
     fn server_synced(&mut self, cx: &mut Context<'_>, server: Uuid) {
-        if let Some(term) = &mut self.term {
-            term.handle_synced(server);
-        }
+        self.term.handle_synced(server);
         if is_linked(cx, server) {
             self.release_unreachable(cx, server);
         }
@@ -553,9 +413,7 @@ impl Scheduler {
     /// If all schedulers have sent their reports, or the time for that is over: sends
     /// SnapshotComplete to all controllers and takes up the parked commands.
     fn finish_sync(&mut self, cx: &mut Context<'_>) {
-        let following = &self.following;
-        let ends = |term: &mut Term| term.end_sync(following, cx.now());
-        if !self.term.as_mut().is_some_and(ends) {
+        if !self.term.end_sync(&self.following, cx.now()) {
             return;
         }
         let out = &mut Out::new(cx, &mut self.log);
@@ -574,26 +432,28 @@ impl Scheduler {
 
     /// Handles a message of another scheduler.
     fn handle_message(&mut self, cx: &mut Context<'_>, server: Uuid, message: &Bytes) {
-        let leads = self.leads();
+        let leads = self.term.is_leading();
         let is_scheduler = cx
             .servers()
             .any(|link| link.uuid == server && link.role.contains(Role::SCHEDULER));
-        let Some(term) = self.term.as_mut().filter(|_| is_scheduler) else {
+        if !is_scheduler || self.term.is_alone() {
             return;
-        };
+        }
         match Message::decode(message) {
             Some(Message::Leads { token, configuration }) if !leads && token == cx.token() => {
                 cx.set_configuration(configuration);
-                if term.follow(server, token) {
+                if self.term.follow(server, token) {
                     // Also here, because the engine may be away for the whole term of that leader.
-                    self.tenants.unwritten.forget_freed();
+                    self.cluster.tenants.unwritten.forget_freed();
                     self.announce_leader(cx);
                     self.begin_transfer(cx, server);
                 }
             }
             Some(Message::LeadsNoMore) if !leads => self.forget_leader(server),
             Some(Message::Complete) if leads => self.server_synced(cx, server),
-            Some(Message::Intents(intents)) if term.leader(cx) == Some(server) => term.store_intents(intents),
+            Some(Message::Intents(intents)) if self.term.leader(cx) == Some(server) => {
+                self.term.store_intents(intents);
+            }
             Some(_) => {}
             None => warn!(target: "ssntp::scheduler", "{server}: a message that cannot be read"),
         }
@@ -601,34 +461,21 @@ impl Scheduler {
 
     /// A scheduler has ceased to lead, or its link has ended: it is no longer this one's leader.
     fn forget_leader(&mut self, server: Uuid) {
-        if self.term.as_mut().is_some_and(|term| term.unfollow(server)) {
+        if self.term.unfollow(server) {
             self.following.end_transfer();
         }
     }
 
-    /// Handles frames of a client while this scheduler does not lead.
-    fn pass_or_park(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: &SessionInfo,
-        frames: impl Iterator<Item = Frame>,
-        pass: impl FnOnce(&mut Context<'_>, Uuid) -> Result<(), SendError>,
-    ) {
-        let leader = self.term.as_ref().and_then(|term| term.leader(cx));
-        let out = &mut Out::new(cx, &mut self.log);
-        self.following.pass_or_park(out, leader, from, frames, pass);
-    }
-
     /// Handles a frame of a client while this scheduler leads.
     fn lead_frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        if self.term.is_some() && from.server() == cx.uuid() {
+        if !self.term.is_alone() && from.server() == cx.uuid() {
             self.following.keep(from.uuid(), frame);
         }
         let is_command = frame.kind().frame_type == FrameType::COMMAND && frame.kind() != Command::STATS;
-        if is_command && self.is_syncing() {
+        if is_command && self.term.is_syncing() {
             let out = &mut Out::new(cx, &mut self.log);
             self.following.park(out, from, frame);
-        } else if self.term.as_ref().is_none_or(|term| term.is_current(from)) {
+        } else if self.term.is_current(from) {
             self.handle(cx, from, frame);
         }
     }
@@ -648,12 +495,12 @@ impl Handler for Scheduler {
         // First, because a term that begins now is announced to this controller as well. So it waits
         // for the snapshot of the leader, and does not take the silence until there is one for an empty
         // cluster.
-        if let Some(term) = self.term.as_ref().filter(|_| Cluster::is_controller(session)) {
-            let event: NewLeader = term.introduction(cx);
+        if !self.term.is_alone() && Cluster::is_controller(session) {
+            let event = self.term.introduction(cx);
             Out::new(cx, &mut self.log).send(session.uuid(), &Frame::of(&event));
         }
         self.follow_engine(cx);
-        if self.leads() {
+        if self.term.is_leading() {
             self.add_session(cx, session);
         }
     }
@@ -665,19 +512,22 @@ impl Handler for Scheduler {
         }
         self.following.forget(session.uuid());
         self.follow_engine(cx);
-        if self.leads() {
+        if self.term.is_leading() {
             self.remove_session(cx, session, reason);
         }
     }
 
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         self.follow_engine(cx);
-        if self.leads() || run.kind() == Command::MANAGE_ENROLMENT {
+        if self.term.is_leading() || run.kind() == Command::MANAGE_ENROLMENT {
             run.frames().for_each(|frame| self.frame(cx, from, frame));
         } else {
-            self.pass_or_park(cx, from, run.frames(), |cx, leader| {
-                cx.pass_to_server(leader, from, run)
-            });
+            let leader = self.term.leader(cx);
+            let out = &mut Out::new(cx, &mut self.log);
+            self.following
+                .pass_or_park(out, leader, from, run.frames(), |cx, leader| {
+                    cx.pass_to_server(leader, from, run)
+                });
         }
     }
 
@@ -686,31 +536,26 @@ impl Handler for Scheduler {
         if frame.kind() == Command::MANAGE_ENROLMENT && from.server() == cx.uuid() {
             frame = with_operator(from, &frame).unwrap_or(frame);
         }
-        if self.leads() {
+        if self.term.is_leading() {
             return self.lead_frame(cx, from, &frame);
         }
-        let frames = std::iter::once(frame.clone());
-        self.pass_or_park(cx, from, frames, |cx, leader| {
-            cx.pass_frame_to_server(leader, from, &frame)
-        });
+        let (leader, frames) = (self.term.leader(cx), std::iter::once(frame.clone()));
+        let out = &mut Out::new(cx, &mut self.log);
+        self.following
+            .pass_or_park(out, leader, from, frames, |cx, leader| {
+                cx.pass_frame_to_server(leader, from, &frame)
+            });
     }
 
     fn draining(&mut self, _: &mut Context<'_>) {
-        if let Some(term) = &self.term {
-            term.resign();
-        }
+        self.term.resign();
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {
         self.follow_engine(cx);
-        if self.leads() {
+        if self.term.is_leading() {
             let out = &mut Out::new(cx, &mut self.log);
-            self.cluster.starts.refuse_parked(out);
-            for (from, frame) in self.tenants.take_starts() {
-                let why = "the scheduler stops".to_owned();
-                let refused = Err((Reason::FullCloud, why));
-                self.cluster.handle_leased(out, &from, &frame, refused);
-            }
+            self.cluster.refuse_waiting(out);
             // The addresses of these STARTs are free in the file as well.
             self.finish(cx);
         }
@@ -718,14 +563,14 @@ impl Handler for Scheduler {
 
     fn next_timer(&self) -> Option<Instant> {
         // A keeper has only woken the dispatcher; the timer takes its result.
-        let is_written = self.configuration.is_done() || self.tenants.unwritten.keeper.is_done();
+        let is_written = self.configuration.is_done() || self.cluster.tenants.unwritten.keeper.is_done();
         let has_lost = self.config.enrolments.as_ref().is_some_and(Enrolments::has_lost);
         let of_all = [
             (is_written || has_lost).then(now),
             self.configuration.next_deadline(),
-            self.tenants.unwritten.next_deadline(),
-            self.term.as_ref().and_then(Term::next_deadline),
-            self.following.next_deadline(self.leads()),
+            self.cluster.tenants.unwritten.next_deadline(),
+            self.term.next_deadline(),
+            self.following.next_deadline(self.term.is_leading()),
         ];
         let first = self.cluster.first_deadline();
         let of_leader = [
@@ -733,40 +578,32 @@ impl Handler for Scheduler {
             first.map(|first| self.pause.postponed(first)),
             self.cluster.controllers.next_deadline(),
         ];
-        let of_leader = of_leader.into_iter().filter(|_| self.leads());
+        let of_leader = of_leader.into_iter().filter(|_| self.term.is_leading());
         of_all.into_iter().chain(of_leader).flatten().min()
     }
 
     fn timer(&mut self, cx: &mut Context<'_>) {
         self.follow_engine(cx);
         self.continue_transfer(cx);
-        let token = self.token();
+        let token = self.term.token();
         let lost = self.config.enrolments.as_ref().and_then(Enrolments::take_lost);
-        let has_lost = lost.map(|lost| self.lost = lost).is_some();
+        let has_lost = lost.map(|lost| self.cluster.lost = lost).is_some();
         let out = &mut Out::new(cx, &mut self.log);
         // Also done by a former leader, because its last write still needs an answer.
         self.configuration.proceed(out, token);
-        let proceeded = self.tenants.proceed(out);
-        for instance in proceeded.freed {
-            self.cluster.starts.instances.handover.record_gone(instance);
-        }
-        for (from, frame, written) in proceeded.starts {
-            let leased = written.map(|()| Leased::Start(frame.clone()));
-            let leased = leased.map_err(|why| (Reason::FullCloud, why));
-            self.cluster.handle_leased(out, &from, &frame, leased);
-        }
-        if !self.leads() {
-            return self.following.expire(&mut Out::new(cx, &mut self.log));
+        self.cluster.handle_written(out);
+        if !self.term.is_leading() {
+            return self.following.expire(out);
         }
         if has_lost {
-            self.release_lost(cx);
+            self.cluster.release_lost(out);
         }
         self.finish_sync(cx);
         self.pause.handle_timer(cx.now(), self.cluster.first_deadline());
-        let is_syncing = self.is_syncing();
+        let is_syncing = self.term.is_syncing();
         let out = &mut Out::new(cx, &mut self.log);
         if !self.pause.is_catching_up(out.now()) {
-            self.cluster.expire(out, &self.tenants);
+            self.cluster.expire(out);
         }
         let nodes = &self.cluster.nodes;
         self.cluster
@@ -783,14 +620,14 @@ impl Handler for Scheduler {
 impl ClusterHandler for Scheduler {
     fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
         self.follow_engine(cx);
-        if self.leads() {
+        if self.term.is_leading() {
             self.announce_lead_to(cx, server.uuid);
         }
     }
 
     fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
         self.follow_engine(cx);
-        if self.leads() {
+        if self.term.is_leading() {
             self.server_synced(cx, server.uuid);
         } else {
             self.forget_leader(server.uuid);
@@ -799,14 +636,14 @@ impl ClusterHandler for Scheduler {
 
     fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         self.follow_engine(cx);
-        if self.leads() {
+        if self.term.is_leading() {
             self.add_session(cx, session);
         }
     }
 
     fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         self.follow_engine(cx);
-        if self.leads() {
+        if self.term.is_leading() {
             // Servers do not report the reason. A node that ended its session in order may be back
             // soon, so every node of a linked server is treated like that.
             let reason = if is_linked(cx, session.server()) {
@@ -826,7 +663,7 @@ impl ClusterHandler for Scheduler {
     fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
         self.follow_engine(cx);
         // A follower does not know which controller is the master.
-        if self.leads() {
+        if self.term.is_leading() {
             self.cluster.controllers.may_command(from.key())
         } else {
             self.config.controllers == ControllerMode::Any
@@ -834,8 +671,8 @@ impl ClusterHandler for Scheduler {
     }
 
     fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
-        if let Some(term) = &self.term {
-            add_members(servers, &term.view());
+        if !self.term.is_alone() {
+            add_members(servers, &self.term.view());
         }
     }
 }

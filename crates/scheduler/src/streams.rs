@@ -44,8 +44,6 @@ const MAX_REFUSAL: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     by_id: HashMap<Uuid, Stream>,
-    /// The number of frames that arrived after the end of their stream.
-    late: u64,
     /// The number of streams that were opened.
     opened: u64,
 }
@@ -64,6 +62,9 @@ impl Stream {
     }
 }
 
+/// Why a stream is not opened: the reason and the text.
+type Refusal = (StreamEndReason, String);
+
 impl Streams {
     /// The number of streams of a session.
     fn of(&self, session: SessionKey) -> usize {
@@ -74,12 +75,7 @@ impl Streams {
     pub(super) fn counted(&self) -> (usize, u64) {
         (self.by_id.len(), self.opened)
     }
-}
 
-/// Why a stream is not opened: the reason and the text.
-type Refusal = (StreamEndReason, String);
-
-impl Streams {
     /// Handles a stream frame of a controller. `find` returns the node of an instance, or a text why
     /// there is none.
     pub(super) fn handle_command(
@@ -107,7 +103,7 @@ impl Streams {
                     (stream.controller.key() == from.key()).then_some((credit, stream))
                 });
                 let Some((credit, stream)) = own else {
-                    return self.count_late(from, frame);
+                    return note_late(from, frame);
                 };
                 stream.credit = stream.credit.saturating_add(credit.bytes);
                 // The bound of a controller's queue relies on this limit.
@@ -125,7 +121,7 @@ impl Streams {
                 });
                 match own.and_then(|id| self.by_id.remove(&id)) {
                     Some(stream) => pass_on(out, from, stream.node.uuid(), frame),
-                    None => self.count_late(from, frame),
+                    None => note_late(from, frame),
                 }
             }
         }
@@ -192,7 +188,7 @@ impl Streams {
             if let Some(id) = id.filter(|_| frame.kind() != Event::STREAM_ENDED) {
                 out.send(from.uuid(), &close_stream(id));
             }
-            self.count_late(from, frame);
+            note_late(from, frame);
             return None;
         };
         if stream.node.key() != from.key() {
@@ -263,13 +259,12 @@ impl Streams {
             send_ended(out, &stream.controller, id, StreamEndReason::NOT_SUPPORTED, text);
         }
     }
+}
 
-    /// Counts and drops a frame of a stream that has ended: the frame has crossed the end.
-    fn count_late(&mut self, from: &SessionInfo, frame: &Frame) {
-        self.late += 1;
-        let (kind, late) = (frame.kind(), self.late);
-        debug!(target: "ssntp::scheduler", "{from}: {kind} for no stream of its own; {late} so far");
-    }
+/// Drops a frame of a stream that has ended: the frame has crossed the end.
+fn note_late(from: &SessionInfo, frame: &Frame) {
+    let kind = frame.kind();
+    debug!(target: "ssntp::scheduler", "{from}: {kind} for no stream of its own");
 }
 
 fn send_ended(

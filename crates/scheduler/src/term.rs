@@ -1,4 +1,4 @@
-//! A scheduler that is one of several. One of them leads, and the others follow it.
+//! A scheduler leads alone, or it is one of several: then one of them leads, and the others follow it.
 //!
 //! ```text
 //!                the engine grants the lease
@@ -37,10 +37,12 @@ use ssntp_transport::now;
 /// The time for which a new leader waits for the reports of the other schedulers before it takes commands.
 const SYNC_TIME: Duration = Duration::from_secs(5);
 
-/// The state of a scheduler that is one of several.
+/// The term of a scheduler, which is alone or one of several.
 #[derive(Debug, Default)]
 pub(super) struct Term {
     shared: Arc<Shared>,
+    /// True for the only scheduler of its cluster, which always leads, without a lease and a token.
+    is_alone: bool,
     /// The lease of this scheduler; `None` while it does not lead.
     acting: Option<Acting>,
     /// The other scheduler that leads, and its fencing token.
@@ -78,8 +80,20 @@ impl Term {
         }
     }
 
+    /// The term of the only scheduler of a cluster.
+    pub(super) fn alone() -> Self {
+        Self {
+            is_alone: true,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        self.is_alone
+    }
+
     pub(super) fn is_leading(&self) -> bool {
-        self.acting.is_some()
+        self.is_alone || self.acting.is_some()
     }
 
     /// The fencing token of this scheduler, if it leads.
@@ -244,11 +258,13 @@ impl Term {
         nodes.filter(|node| !self.sessions.contains_key(node)).collect()
     }
 
-    /// The servers without a link that are no members any more.
+    /// The servers without a link that are no members any more. While the engine is away, that is not known.
     pub(super) fn departed(&self, view: &View) -> Vec<Uuid> {
         let is_member = |server: &Uuid| view.members.iter().any(|member| member.uuid == *server);
         let servers = self.unreachable.keys().copied();
-        servers.filter(|server| !is_member(server)).collect()
+        servers
+            .filter(|server| view.away.is_none() && !is_member(server))
+            .collect()
     }
 
     /// Another scheduler has sent the last reports of all its clients, or its link has ended.

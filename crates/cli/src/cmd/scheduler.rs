@@ -200,11 +200,11 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let (server, mut membership) = match engine {
         Some(engine) => {
             // This call only checks the flags. A port that the system chooses is known once the
-            // server listens, so `start_joined` finds the addresses itself.
+            // server listens, so `JoinedScheduler::start` finds the addresses itself.
             engine::addresses(&args.listen, args.advertise.as_ref())?;
             let named: Vec<_> = args.advertise.iter().map(Address::to_string).collect();
             let links = named.iter().fold(Federation::new(), Federation::advertise);
-            let joined = scheduler.start_joined(server, links, Box::new(engine), named);
+            let joined = JoinedScheduler::start(scheduler, server, links, Box::new(engine), named);
             let JoinedScheduler { server, membership } =
                 joined.map_err(|e| Failure::new(format!("--join: {e}")))?;
             (server, Some(Arc::new(membership)))

@@ -40,7 +40,7 @@ impl Rig {
             scheduler.begin_following(&shared);
         }
         let (keeper, results) = Keeper::held();
-        scheduler.tenants.unwritten.keeper = keeper;
+        scheduler.cluster.tenants.unwritten.keeper = keeper;
         let config = scheduler.serve_with(kit.server_config().unwrap());
         let mut test = HandlerTest::new(config, scheduler).unwrap();
         if is_shared {
@@ -446,7 +446,7 @@ fn a_leader_that_has_ceased_gets_no_further_part_of_a_transfer() {
     let mut scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
     scheduler.begin_following(&Arc::default());
     let ([leader, other], now) = ([1, 2].map(Uuid::from_u128), ssntp_transport::now());
-    scheduler.term.as_mut().unwrap().follow(leader, 1);
+    scheduler.term.follow(leader, 1);
     scheduler.following.begin_transfer(leader, now);
     scheduler.forget_leader(other);
     assert!(scheduler.following.is_transferring());

@@ -143,8 +143,8 @@ fn read(path: &Path) -> io::Result<HashMap<Uuid, Uuid>> {
     let text = match fs::read(path) {
         // A scheduler writes at least one byte, so something else has emptied the file.
         Ok(bytes) if bytes.is_empty() => {
-            let why = "it is empty: an early build wrote it so if there were no instances, and else their nodes \
-                       are lost; delete it to begin without instances";
+            let why =
+                "it is empty, so the nodes of its instances are lost; delete it to begin without instances";
             let why = format!("{}: {why}", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }

@@ -86,11 +86,11 @@ impl Starts {
         }
     }
 
-    /// Drops all state, but not the figures.
-    pub(crate) fn forget(&mut self, config: &SchedulerConfig) {
-        let figures = std::mem::take(&mut self.figures);
-        *self = Self::new(config);
-        self.figures = figures;
+    /// STARTs without any state, which go on with these figures.
+    pub(crate) fn renewed(&mut self, config: &SchedulerConfig) -> Self {
+        let mut renewed = Self::new(config);
+        renewed.figures = std::mem::take(&mut self.figures);
+        renewed
     }
 
     /// Adopts the node of each instance that an earlier scheduler has kept in this directory, and keeps
@@ -362,27 +362,16 @@ impl Starts {
     /// Places parked STARTs after a change of a node: they may fit it now, or no longer fit it.
     pub(crate) fn handle_node_changed(&mut self, out: &mut Out<'_, '_>, node: Uuid) {
         let mut at = 0;
-        while let Some((parked, allocation)) = self.parked.take_next(&mut at, |parked| {
-            parked.fit(node, &mut self.placement, &self.instances)
+        while let Some((ParkedStart { start, .. }, allocation)) = self.parked.take_next(&mut at, |parked| {
+            parked.decide(node, &mut self.placement, &self.instances)
         }) {
-            self.place_parked(out, parked, Some(allocation));
-        }
-        at = 0;
-        while let Some((parked, allocation)) = self.parked.take_next(&mut at, |parked| {
-            parked.leave(node, &mut self.placement, &self.instances)
-        }) {
-            self.place_parked(out, parked, allocation);
-        }
-    }
-
-    /// Sends a START that was parked to its node. If it cannot, or has none, places it again.
-    fn place_parked(&mut self, out: &mut Out<'_, '_>, parked: ParkedStart, allocation: Option<Allocation>) {
-        let back = match allocation {
-            Some(allocation) => self.deliver(out, None, parked.start, allocation),
-            None => Some(parked.start),
-        };
-        if let Some(start) = back {
-            self.place(out, None, start);
+            let back = match allocation {
+                Some(allocation) => self.deliver(out, None, start, allocation),
+                None => Some(start),
+            };
+            if let Some(start) = back {
+                self.place(out, None, start);
+            }
         }
     }
 

@@ -14,39 +14,29 @@ pub(super) struct ParkedStart {
 }
 
 impl ParkedStart {
-    /// The allocation of this node, if the START fits it now.
-    pub(super) fn fit(
-        &mut self,
-        node: Uuid,
-        placement: &mut Placement,
-        instances: &Instances,
-    ) -> Option<Allocation> {
-        let UnplacedStart { from, needs, .. } = &self.start;
-        let siblings = instances.siblings(&needs.apart_from);
-        match () {
-            () if !placement.is_ready(node) => None,
-            // A client that is both controller and agent does not receive its own STARTs.
-            () if *from == node => None,
-            // Another node may have fewer siblings.
-            () if siblings.contains_key(&node) => self.place(placement, instances)?,
-            () => placement.place_on(node, needs),
-        }
-    }
-
-    /// If it has waited for this node and does not fit it any more: the allocation of another node, or no
-    /// allocation if none fits it. `None` if it goes on waiting.
-    pub(super) fn leave(
+    /// What becomes of it after a change of this node: it has an allocation, or no allocation if it has waited for this
+    /// node and fits none any more. `None` if it goes on waiting.
+    pub(super) fn decide(
         &mut self,
         node: Uuid,
         placement: &mut Placement,
         instances: &Instances,
     ) -> Option<Option<Allocation>> {
-        let waits = self.node != node || placement.would_fit(node, &self.start.needs);
-        if waits {
-            None
-        } else {
-            self.place(placement, instances)
+        let UnplacedStart { from, needs, .. } = &self.start;
+        // A client that is both controller and agent does not receive its own STARTs.
+        if *from != node && placement.is_ready(node) {
+            let allocation = if instances.siblings(&needs.apart_from).contains_key(&node) {
+                // Another node may have fewer siblings.
+                self.place(placement, instances).flatten()
+            } else {
+                placement.place_on(node, needs)
+            };
+            if allocation.is_some() {
+                return Some(allocation);
+            }
         }
+        let waits = self.node != node || placement.would_fit(node, &self.start.needs);
+        (!waits).then(|| self.place(placement, instances))?
     }
 
     /// The allocation of any node, or no allocation if none fits it. `None` if it waits for another node from

@@ -9,7 +9,7 @@ use ssntp::proto::{Frame, Status};
 use ssntp::server::{Federation, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_engine::{Answer, Engine, EngineError, Request};
-use ssntp_scheduler::{Scheduler, SchedulerConfig};
+use ssntp_scheduler::{JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_test_support::LIMIT;
 use ssntp_test_support::memory_engine::MemoryEngine;
 
@@ -55,9 +55,9 @@ fn the_number_of_engine_requests_does_not_grow_with_the_sessions() {
             .listen_in_memory(&listener);
         let scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
         let engine = Counting(MemoryEngine::new(), Arc::clone(&counts));
-        let _joined = scheduler
-            .start_joined(server, Federation::new(), Box::new(engine), Vec::new())
-            .unwrap();
+        let _joined =
+            JoinedScheduler::start(scheduler, server, Federation::new(), Box::new(engine), Vec::new())
+                .unwrap();
         let end = Instant::now() + LIMIT;
         let mut agents: Vec<Client> = Vec::new();
         let mut began = (0, 0);

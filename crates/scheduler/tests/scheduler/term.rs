@@ -84,7 +84,7 @@ impl One {
             loses_answers: Arc::clone(&loses_answers),
         };
         let scheduler = Scheduler::new(config).unwrap();
-        let joined = scheduler.start_joined(server, links, Box::new(engine), Vec::new())?;
+        let joined = JoinedScheduler::start(scheduler, server, links, Box::new(engine), Vec::new())?;
         Ok(Self {
             listener,
             joined,

@@ -182,8 +182,7 @@ impl Instances {
             let (instance, Some(node)) = (intent.instance, intent.node) else {
                 continue;
             };
-            // Earlier builds have written a nil UUID to the ledger's file.
-            if node == LOST || node.is_nil() {
+            if node == LOST {
                 self.remember_lost(instance);
                 continue;
             }
