@@ -305,11 +305,19 @@ pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings, role: Role) -> 
         .given(args.disk, AgentConfig::disk_mb);
     // Each instance has a directory in --state. Without --state the agent gets no drivers, and
     // only reports.
-    for driver in args.driver.iter().filter(|_| args.state.is_some()) {
-        config = match driver {
-            DriverName::Process => config.driver(process(&args)?),
-            DriverName::Qemu => config.driver(qemu(&args)?),
-        };
+    if args.state.is_some() && !args.driver.is_empty() {
+        let processes = ProcessDriver::new(args.confinement);
+        let processes = processes.map_err(|e| Failure::new(format!("the drivers: {e}")))?;
+        let processes = processes.log_mb(args.log_limit);
+        for driver in &args.driver {
+            config = match driver {
+                DriverName::Process => config.driver(processes.clone()),
+                DriverName::Qemu => {
+                    let driver = QemuDriver::new(processes.clone());
+                    config.driver(driver.given(args.images.as_ref(), QemuDriver::images))
+                }
+            };
+        }
     }
     let agent = Arc::new(Agent::start(config)?);
     // A weak reference, because the thread that queries the status would keep the agent alive.
@@ -341,20 +349,6 @@ pub fn run<P: AgentPages>(mut args: Args<P>, settings: Settings, role: Role) -> 
     // The node's policy and its other settings need a restart.
     let reload = |_: Option<Args<P>>| files.renew(|identity, trust| agent.renew(identity, trust));
     daemon.run(presence, read, reload, arms)
-}
-
-fn process<P: AgentPages>(args: &Args<P>) -> Result<ProcessDriver, Failure> {
-    let driver = ProcessDriver::new(args.confinement);
-    let driver = driver.map_err(|e| Failure::new(format!("the process driver: {e}")))?;
-    Ok(driver.log_mb(args.log_limit))
-}
-
-fn qemu<P: AgentPages>(args: &Args<P>) -> Result<QemuDriver, Failure> {
-    let driver = QemuDriver::new(args.confinement);
-    let driver = driver.map_err(|e| Failure::new(format!("the qemu driver: {e}")))?;
-    Ok(driver
-        .log_mb(args.log_limit)
-        .given(args.images.as_ref(), QemuDriver::images))
 }
 
 /// The program of `--after-evacuation`. The agent neither ends the program nor waits for it,

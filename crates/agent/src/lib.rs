@@ -86,6 +86,7 @@
 //! | `place` | the directory and the user of an instance |
 //! | `policy` | [`Policy`]: the limits of this node for all instances |
 //! | `store` | the state directory |
+//! | [`tool`] | programs of the system that are run to their end |
 //! | `tree` | directories in which instances write |
 //! | `streams` | the thread that reads the logs of instances |
 //! | `figures` | [`AgentFigures`]: a snapshot for metrics |
@@ -106,6 +107,7 @@ mod runner;
 pub mod simulation;
 mod store;
 mod streams;
+pub mod tool;
 pub mod tree;
 mod worker;
 

@@ -186,8 +186,8 @@ impl Agent {
         }
         let (evacuations, evacuated) = bounded(EVACUATIONS);
         let (inputs, outcomes) = bounded(INPUTS);
-        let workers = Workers::start(store.clone(), Arc::clone(&settings.policy), inputs)
-            .map_err(AgentError::Thread)?;
+        let (policy, network) = (Arc::clone(&settings.policy), settings.network.clone());
+        let workers = Workers::start(store.clone(), policy, network, inputs).map_err(AgentError::Thread)?;
         let streams = Streams::new(client.handle());
         if let Some(most) = ssntp_transport::descriptors() {
             let most = usize::try_from(most.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
@@ -218,7 +218,6 @@ impl Agent {
             control,
             evacuations,
             reports: 0,
-            _end: EndNotice(client.uuid()),
         };
         let inner = ClientLoop::start("ssntp-agent", client, runner, outcomes);
         Ok(Self {
@@ -304,22 +303,11 @@ struct Runner {
     evacuations: Sender<NextState>,
     /// The number of STATS that were handed to the client, including those for which it had no room.
     reports: u64,
-    _end: EndNotice,
 }
 
 impl Drop for Runner {
     fn drop(&mut self) {
         self.control.log_end();
-    }
-}
-
-/// Logs the end of the agent when it is dropped. It is the last field of [`Runner`], so all workers
-/// have ended by then.
-struct EndNotice(Uuid);
-
-impl Drop for EndNotice {
-    fn drop(&mut self) {
-        info!("{}: the agent has ended", self.0);
     }
 }
 

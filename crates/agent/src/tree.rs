@@ -12,7 +12,7 @@
 //! Measuring has a limit for the depth and for the number of files.
 
 use std::ffi::CStr;
-use std::fs::{Permissions, set_permissions};
+use std::fs::{File, Permissions, set_permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -281,6 +281,20 @@ fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
         // The system call is missing before Linux 5.6, and some containers refuse it.
         Err(Errno::NOSYS | Errno::PERM) => openat(at, name, flags, Mode::empty()),
         other => other,
+    }
+}
+
+/// Opens a file in a directory in which an instance may write. It has to be a regular file and no link, because the
+/// instance could have made something else.
+pub(super) fn open_file(dir: impl AsFd, name: impl Arg, how: OFlags) -> io::Result<File> {
+    // Opening a FIFO does not wait for its other end.
+    let flags = how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
+    // The check uses the descriptor, because the file could be replaced between a check of the name and the opening.
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is not a regular file"))
     }
 }
 

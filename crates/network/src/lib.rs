@@ -41,7 +41,7 @@
 //! | `filter` | the filters of ports and tunnels |
 //! | `links` | the links that the kernel has |
 //! | `node` | makes the links and filters that are needed, and repairs them |
-//! | `wire` | the traits of the agent, carried out by [`Networks`] |
+//! | `wire` | the network of an instance that is being launched |
 //! | `files` | the copies of files that concentrators get |
 //! | [`cnci`] | the concentrator |
 //! | `tools` | `ip` and `nft` as child processes |

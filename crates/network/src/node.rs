@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ipnet::Ipv4Net;
 use log::{debug, info, warn};
-use ssntp_agent::network::{Attachment, Interface, TenantNet, TenantPort};
+use ssntp_agent::network::{Attachment, Interface, Network, TenantNet, TenantPort, Wire};
 use ssntp_cluster::subnet::gateway;
 use ssntp_payload::TunnelStats;
 use uuid::Uuid;
@@ -25,6 +25,7 @@ use super::links::{
 };
 use super::made::{End, LocalConcentrator, Made, Namespace, Net, Part, Port};
 use super::tools;
+use super::wire::Cable;
 use ssntp_transport::locked;
 
 /// The setting by which packets that cross a bridge pass the IP filters of this namespace as well.
@@ -116,35 +117,8 @@ impl Networks {
         found
     }
 
-    /// The address at which tunnels begin.
-    pub(crate) fn address(&self) -> Ipv4Addr {
-        self.underlay.ip
-    }
-
     pub(super) fn config(&self) -> &NetworkConfig {
         &self.config
-    }
-
-    /// Checks that this node can have an instance with this network. Does no I/O.
-    ///
-    /// # Errors
-    /// The reason of a `network_failure`.
-    pub(crate) fn check(&self, to: &Attachment) -> Result<(), String> {
-        let Underlay { net, ip, gateway, .. } = &self.underlay;
-        match to {
-            Attachment::Tenant(port) if overlaps(port.net.subnet, *net) => {
-                Err(format!("subnet {} overlaps the underlay {net}", port.net.subnet))
-            }
-            Attachment::Underlay(own) if !net.contains(&own.ip) => Err(format!(
-                "private_ip {} is not an address of the underlay {net}",
-                own.ip
-            )),
-            Attachment::Underlay(own) if own.ip == *ip || Some(own.ip) == *gateway => Err(format!(
-                "private_ip {} belongs to this node or to its gateway",
-                own.ip
-            )),
-            _ => Ok(()),
-        }
     }
 
     /// Gives an instance its port in the subnet of its tenant.
@@ -160,7 +134,7 @@ impl Networks {
             end: end.clone(),
         };
         let is_new = made.add(instance, to, end)?;
-        let wired = self.wire(instance, &port, &to.net, is_new);
+        let wired = self.make_port(instance, &port, &to.net, is_new);
         if wired.is_err() {
             self.remove(&mut made, instance);
         }
@@ -169,7 +143,7 @@ impl Networks {
 
     /// Makes the links of an instance. The filter is changed first, because it drops all packets of
     /// an unknown port.
-    fn wire(&self, instance: Uuid, port: &Port, net: &TenantNet, is_new: bool) -> Result<(), String> {
+    fn make_port(&self, instance: Uuid, port: &Port, net: &TenantNet, is_new: bool) -> Result<(), String> {
         tools::nft(&elements("add", instance, port, is_new.then_some(net)))?;
         let mut batch = String::new();
         if is_new {
@@ -244,11 +218,6 @@ impl Networks {
         }
     }
 
-    /// Removes the interface of an instance, if it has one.
-    pub(crate) fn detach(&self, instance: Uuid) {
-        self.remove(&mut locked(&self.made), instance);
-    }
-
     /// Deletes the links that only this instance needs.
     fn remove(&self, made: &mut Made, instance: Uuid) {
         if let Some(concentrator) = made.concentrators.remove(&instance)
@@ -270,36 +239,6 @@ impl Networks {
         delete(&doomed);
     }
 
-    /// Makes the links and filters that these instances need, and deletes all others. Links that are
-    /// right are not touched, so connections go on. Each instance comes with the number of its
-    /// process.
-    ///
-    /// # Errors
-    /// The links can't be read, or the filters can't be made. The next repair makes what is missing.
-    pub(crate) fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
-        let mut made = locked(&self.made);
-        *made = Made::default();
-        // First, and without `ip`: what is not known here is deleted by the next repair.
-        for (instance, attachment, pid) in instances {
-            if let Err(why) = adopt(&mut made, *instance, attachment, *pid) {
-                warn!("instance {instance}: {why}");
-            }
-        }
-        // The filter is replaced even if it exists, because another version may have made it.
-        self.make_filter(&mut made)?;
-        // A former agent may have had another port.
-        let _ = tools::ip(&format!("link del {HOLDER}\n"));
-        if let Err(why) = self.hold_port() {
-            warn!("tenants' networks: {why}");
-        }
-        let mut faults = Vec::new();
-        self.settle(&made, &links()?, &mut faults);
-        for why in faults {
-            warn!("tenants' networks: {why}");
-        }
-        Ok(())
-    }
-
     /// Holds the UDP port of tunnels, also while there are none: a program of this host that takes it would
     /// make each START of a tenant fail.
     fn hold_port(&self) -> Result<(), String> {
@@ -311,61 +250,6 @@ impl Networks {
             _ => tools::ip(&format!("link set {HOLDER} up\n")),
         };
         added.map_err(|why| format!("UDP port {port} of tunnels: {why}"))
-    }
-
-    /// The state and the counters of each tunnel. Links and filters that were deleted or changed are
-    /// made again. The tunnel of such a link counts as down this time. All tunnels are down if the
-    /// kernel can't be read, or if the underlay is down or gone. A fault is logged when it begins and when it
-    /// is mended.
-    pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
-        let mut made = locked(&self.made);
-        let mut inspection = Inspection::default();
-        let inspected = self.inspect(&mut made, &mut inspection);
-        let Inspection {
-            drops,
-            links,
-            broken,
-            mut faults,
-        } = inspection;
-        faults.extend(inspected.as_ref().err().cloned());
-        self.faults.store(faults.len(), Ordering::Relaxed);
-        // After an error the rest was not inspected.
-        let (begun, mended) = match &inspected {
-            Ok(()) => made.faults.note(faults),
-            Err(_) => (made.faults.note_some(faults), Vec::new()),
-        };
-        for why in begun {
-            warn!("tenants' networks: {why}");
-        }
-        for what in mended {
-            info!("tenants' networks: mended: {what}");
-        }
-        let of_net = |(key, net): (&u32, &Net)| {
-            let tunnel = tunnel_name(*key);
-            let stats = links.iter().find(|link| link.ifname == tunnel);
-            let bytes = |way| {
-                stats
-                    .and_then(|link| link.stats64[way]["bytes"].as_u64())
-                    .unwrap_or(0)
-            };
-            let ports: Vec<_> = net.ports.keys().map(|instance| port_name(*instance)).collect();
-            let mut parts = ports.iter().chain([&tunnel]);
-            TunnelStats {
-                key: *key,
-                drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
-                up: inspected.is_ok()
-                    && !broken.contains(&bridge_name(*key))
-                    && !parts.any(|it| broken.contains(it)),
-                rx_bytes: bytes("rx"),
-                tx_bytes: bytes("tx"),
-            }
-        };
-        made.nets.iter().map(of_net).collect()
-    }
-
-    /// The number of faults that the last call of [`tunnels`](Self::tunnels) has found.
-    pub(crate) fn faults(&self) -> usize {
-        self.faults.load(Ordering::Relaxed)
     }
 
     /// Reads the state of the kernel, and makes again the filters and links that are wrong or
@@ -401,13 +285,6 @@ impl Networks {
                 "the underlay {device} has lost its address {ip}: tunnels work again with it, or with another one once \
                  the agent is started again"
             ))
-        }
-    }
-
-    /// Replaces the copies of the files of concentrators on this node, if the files have changed.
-    pub(crate) fn renew_concentrators(&self, place: &dyn Fn(Uuid) -> PathBuf) {
-        for concentrator in locked(&self.made).concentrators.keys() {
-            renew(&self.config, *concentrator, &place(*concentrator));
         }
     }
 
@@ -541,6 +418,123 @@ impl Networks {
             _ => format!("mtu {mtu}"),
         };
         let _ = writeln!(batch, "link set {name} {mtu} up");
+    }
+}
+
+impl Network for Networks {
+    fn address(&self) -> Ipv4Addr {
+        self.underlay.ip
+    }
+
+    fn check(&self, to: &Attachment) -> Result<(), String> {
+        let Underlay { net, ip, gateway, .. } = &self.underlay;
+        match to {
+            Attachment::Tenant(port) if overlaps(port.net.subnet, *net) => {
+                Err(format!("subnet {} overlaps the underlay {net}", port.net.subnet))
+            }
+            Attachment::Underlay(own) if !net.contains(&own.ip) => Err(format!(
+                "private_ip {} is not an address of the underlay {net}",
+                own.ip
+            )),
+            Attachment::Underlay(own) if own.ip == *ip || Some(own.ip) == *gateway => Err(format!(
+                "private_ip {} belongs to this node or to its gateway",
+                own.ip
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn wire<'a>(&'a self, instance: Uuid, to: Attachment) -> Box<dyn Wire + 'a> {
+        Box::new(Cable {
+            instance,
+            network: self,
+            to,
+        })
+    }
+
+    /// Links that are right are not touched, so connections go on. The next repair makes what could not be made.
+    fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
+        let mut made = locked(&self.made);
+        *made = Made::default();
+        // First, and without `ip`: what is not known here is deleted by the next repair.
+        for (instance, attachment, pid) in instances {
+            if let Err(why) = adopt(&mut made, *instance, attachment, *pid) {
+                warn!("instance {instance}: {why}");
+            }
+        }
+        // The filter is replaced even if it exists, because another version may have made it.
+        self.make_filter(&mut made)?;
+        // A former agent may have had another port.
+        let _ = tools::ip(&format!("link del {HOLDER}\n"));
+        if let Err(why) = self.hold_port() {
+            warn!("tenants' networks: {why}");
+        }
+        let mut faults = Vec::new();
+        self.settle(&made, &links()?, &mut faults);
+        for why in faults {
+            warn!("tenants' networks: {why}");
+        }
+        Ok(())
+    }
+
+    fn detach(&self, instance: Uuid) {
+        self.remove(&mut locked(&self.made), instance);
+    }
+
+    /// Links and filters that were deleted or changed are made again. The tunnel of such a link counts as down
+    /// this time. All tunnels are down if the kernel can't be read, or if the underlay is down or gone. A fault
+    /// is logged when it begins and when it is mended.
+    fn tunnels(&self, place: &dyn Fn(Uuid) -> PathBuf) -> Vec<TunnelStats> {
+        let mut made = locked(&self.made);
+        for concentrator in made.concentrators.keys() {
+            renew(&self.config, *concentrator, &place(*concentrator));
+        }
+        let mut inspection = Inspection::default();
+        let inspected = self.inspect(&mut made, &mut inspection);
+        let Inspection {
+            drops,
+            links,
+            broken,
+            mut faults,
+        } = inspection;
+        faults.extend(inspected.as_ref().err().cloned());
+        self.faults.store(faults.len(), Ordering::Relaxed);
+        // After an error the rest was not inspected.
+        let (begun, mended) = match &inspected {
+            Ok(()) => made.faults.note(faults),
+            Err(_) => (made.faults.note_some(faults), Vec::new()),
+        };
+        for why in begun {
+            warn!("tenants' networks: {why}");
+        }
+        for what in mended {
+            info!("tenants' networks: mended: {what}");
+        }
+        let of_net = |(key, net): (&u32, &Net)| {
+            let tunnel = tunnel_name(*key);
+            let stats = links.iter().find(|link| link.ifname == tunnel);
+            let bytes = |way| {
+                stats
+                    .and_then(|link| link.stats64[way]["bytes"].as_u64())
+                    .unwrap_or(0)
+            };
+            let ports: Vec<_> = net.ports.keys().map(|instance| port_name(*instance)).collect();
+            let mut parts = ports.iter().chain([&tunnel]);
+            TunnelStats {
+                key: *key,
+                drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
+                up: inspected.is_ok()
+                    && !broken.contains(&bridge_name(*key))
+                    && !parts.any(|it| broken.contains(it)),
+                rx_bytes: bytes("rx"),
+                tx_bytes: bytes("tx"),
+            }
+        };
+        made.nets.iter().map(of_net).collect()
+    }
+
+    fn faults(&self) -> usize {
+        self.faults.load(Ordering::Relaxed)
     }
 }
 

@@ -1,23 +1,19 @@
 //! `ip`, `nft` and `nsenter` as child processes, each with a time limit.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io;
 use std::os::fd::AsRawFd;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::io::retry_on_intr;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
+use ssntp_agent::tool::{self, Bounds};
+use ssntp_transport::{Cancel, deadline};
 
 /// The maximum number of commands in a batch of [`anyway`].
 const BATCH: usize = 1000;
 /// The time limit for one call. A batch for a thousand tenants needs some three seconds.
-const LIMIT: Timespec = Timespec {
-    tv_sec: 30,
-    tv_nsec: 0,
-};
+const LIMIT: Duration = Duration::from_secs(30);
 /// The maximum number of bytes that are read of a tool's output.
 const MOST: u64 = 64 << 20;
 
@@ -102,62 +98,25 @@ fn batch_of(command: &mut Command, batch: &str) -> Result<(), String> {
 /// Runs a tool to its end, and returns its output. The error is the tool's error output in one line.
 fn run(command: &mut Command, input: &str) -> Result<Vec<u8>, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let failed = |e: io::Error| format!("{name}: {e}");
     // The tools need only the path. Other variables, such as settings of the allocator, are meant for
     // this program.
     let path = std::env::var_os("PATH").map(|path| ("PATH", path));
-    // Files in memory accept all output at once, while a pipe could fill up and block the tool.
-    let file = || memfd_create("tool", MemfdFlags::CLOEXEC).map(File::from);
-    let file = || file().map_err(|e| failed(e.into()));
-    let (mut stdin, mut stdout, mut stderr) = (file()?, file()?, file()?);
-    let given_in = stdin.write_all(input.as_bytes());
-    given_in.and_then(|()| stdin.rewind()).map_err(failed)?;
-    let given = |file: &File| file.try_clone().map(Stdio::from);
-    let mut child = command
-        .env_clear()
-        .envs(path)
-        .stdin(stdin)
-        .stdout(given(&stdout).map_err(failed)?)
-        .stderr(given(&stderr).map_err(failed)?)
-        .spawn()
-        .map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => format!("the program {name} is not installed"),
-            _ => failed(e),
-        })?;
-    let status = ended(&mut child).map_err(failed)?;
+    let bounds = Bounds {
+        until: deadline(LIMIT),
+        cancel: &Cancel::default(),
+    };
+    let ran = tool::run(command.env_clear().envs(path), input, MOST, bounds);
+    let (status, [output, errors]) = ran.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => format!("the program {name} is not installed"),
+        _ => format!("{name}: {e}"),
+    })?;
     if status.success() {
-        return read(&mut stdout).map_err(failed);
+        return Ok(output);
     }
-    let errors = read(&mut stderr).map_err(failed)?;
-    let errors = String::from_utf8_lossy(&errors);
-    match errors.trim() {
+    match String::from_utf8_lossy(&errors).trim() {
         "" => Err(format!("{name}: {status}")),
         errors => Err(errors.lines().collect::<Vec<_>>().join("; ")),
     }
-}
-
-/// Waits for the end of a tool, and kills it at the time limit.
-fn ended(child: &mut Child) -> io::Result<ExitStatus> {
-    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
-    let waited = process.and_then(|process| {
-        let mut fds = [PollFd::new(&process, PollFlags::IN)];
-        retry_on_intr(|| poll(&mut fds, Some(&LIMIT)))
-    });
-    if waited == Ok(1) {
-        return child.wait();
-    }
-    child.kill()?;
-    child.wait()?;
-    waited?;
-    Err(io::Error::new(io::ErrorKind::TimedOut, "it does not end"))
-}
-
-/// Reads the output of a tool.
-fn read(file: &mut File) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.rewind()?;
-    file.take(MOST).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

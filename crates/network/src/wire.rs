@@ -1,16 +1,13 @@
-//! The tenants' networks as the agent sees them: its traits, carried out by [`Networks`].
+//! The network of an instance that is being launched, which the agent connects.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
-use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
 use rustix::process::geteuid;
 use ssntp_agent::driver::{InstanceDir, Reason, Refused, User, give};
-use ssntp_agent::network::{Attachment, Interface, Network, RESOLVER, Tap, Wire};
+use ssntp_agent::network::{Attachment, Interface, RESOLVER, Tap, Wire};
 use ssntp_cluster::subnet::mac_of;
-use ssntp_payload::TunnelStats;
 use uuid::Uuid;
 
 use super::files::copy;
@@ -18,47 +15,12 @@ use super::links::port_name;
 use super::made::{End, Namespace};
 use super::node::Networks;
 
-impl Network for Networks {
-    fn address(&self) -> Ipv4Addr {
-        Networks::address(self)
-    }
-
-    fn check(&self, to: &Attachment) -> Result<(), String> {
-        Networks::check(self, to)
-    }
-
-    fn wire<'a>(&'a self, instance: Uuid, to: Attachment) -> Box<dyn Wire + 'a> {
-        Box::new(Cable {
-            instance,
-            network: self,
-            to,
-        })
-    }
-
-    fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
-        Networks::restore(self, instances)
-    }
-
-    fn detach(&self, instance: Uuid) {
-        Networks::detach(self, instance);
-    }
-
-    fn tunnels(&self, place: &dyn Fn(Uuid) -> PathBuf) -> Vec<TunnelStats> {
-        self.renew_concentrators(place);
-        Networks::tunnels(self)
-    }
-
-    fn faults(&self) -> usize {
-        Networks::faults(self)
-    }
-}
-
 /// The network of an instance that is being launched.
 #[derive(Debug)]
-struct Cable<'a> {
-    instance: Uuid,
-    network: &'a Networks,
-    to: Attachment,
+pub(super) struct Cable<'a> {
+    pub(super) instance: Uuid,
+    pub(super) network: &'a Networks,
+    pub(super) to: Attachment,
 }
 
 impl Wire for Cable<'_> {

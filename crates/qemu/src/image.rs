@@ -15,22 +15,17 @@
 //! qcow2 file on top of any file of the node.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use log::warn;
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{LOOK, disks_of};
-use ssntp_agent::driver::supervisor::pause;
-use ssntp_agent::driver::{Cancel, InstanceDir, Reason, Refused};
+use super::disks_of;
+use ssntp_agent::driver::{InstanceDir, Reason, Refused};
+use ssntp_agent::tool::{Bounds, run};
 use ssntp_payload::Storage;
-use ssntp_transport::{deadline, left};
 
 /// The extensions of an image's file, best first.
 const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
@@ -42,8 +37,6 @@ const GIB: u64 = 1 << 30;
 /// The number of bytes that are copied and synced before the time limit and a cancellation are checked
 /// again.
 const PIECE: u64 = 16 << 20;
-/// The time for which a program that was killed is waited for.
-const KILLED: Duration = Duration::from_secs(2);
 /// The maximum number of bytes of a program's output that become a part of an error.
 const COMPLAINT: u64 = 4096;
 
@@ -73,23 +66,6 @@ impl Format {
 pub(super) struct Disk {
     pub(super) path: PathBuf,
     pub(super) format: Format,
-}
-
-/// The limits of making a disk.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds<'a> {
-    pub(super) until: Instant,
-    pub(super) cancel: &'a Cancel,
-}
-
-impl Bounds<'_> {
-    /// Fails if the launch was cancelled, or the time limit has passed.
-    fn check(&self) -> io::Result<()> {
-        if self.cancel.is_cancelled() {
-            return Err(io::Error::other("the launch was cancelled"));
-        }
-        left(self.until).map(drop)
-    }
 }
 
 /// The entry of the disk from which an instance boots: the first of those with the lowest boot index.
@@ -200,60 +176,14 @@ fn overlay(program: &Path, base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'
     if wanted > size {
         command.arg(wanted.to_string());
     }
-    let (status, output) =
-        run(&mut command, COMPLAINT, bounds).map_err(|e| Refused::io(program.display(), &e))?;
+    let (status, said) =
+        run(&mut command, "", COMPLAINT, bounds).map_err(|e| Refused::io(program.display(), &e))?;
     if status.success() {
         return Ok(());
     }
-    let why = format!("{}: {}", program.display(), output.trim());
+    let said = said.concat();
+    let why = format!("{}: {}", program.display(), String::from_utf8_lossy(&said).trim());
     Err(Refused::new(Reason::ImageFailure, why))
-}
-
-/// Runs a program until it ends, or kills it at the time limit or when the launch is cancelled.
-/// Returns the exit status and the first `most` bytes of the output and the errors.
-pub(super) fn run(command: &mut Command, most: u64, bounds: Bounds<'_>) -> io::Result<(ExitStatus, String)> {
-    // A file in memory takes all output at once, so the program never waits for a reader.
-    let mut output = File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(output.try_clone()?)
-        .stderr(output.try_clone()?)
-        .process_group(0)
-        .spawn();
-    let status = await_end(child?, bounds)?;
-    let mut text = Vec::new();
-    output.rewind()?;
-    output.take(most).read_to_end(&mut text)?;
-    Ok((status, String::from_utf8_lossy(&text).into_owned()))
-}
-
-fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
-    let why = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Ok(status),
-            Ok(None) => {}
-            Err(e) => break e,
-        }
-        match bounds.check() {
-            Ok(()) => pause(LOOK),
-            Err(e) => break e,
-        }
-    };
-    // The group has the number of the child. No other group can have this number before the child was
-    // waited for.
-    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-    let limit = deadline(KILLED);
-    while matches!(child.try_wait(), Ok(None)) {
-        if left(limit).is_err() {
-            warn!(
-                "process {} was killed and has not ended in {KILLED:?}",
-                child.id()
-            );
-            break;
-        }
-        pause(LOOK);
-    }
-    Err(why)
 }
 
 fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<()> {
@@ -310,6 +240,9 @@ pub(super) fn make_volume_disk(volume: &Path, gib: i64) -> io::Result<Disk> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use ssntp_transport::{Cancel, deadline, left};
     use uuid::Uuid;
 
     use super::*;

@@ -64,13 +64,12 @@ use uuid::Uuid;
 use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
-use ssntp_agent::driver::supervisor::{
-    DEFAULT_LOG_MB, Exec, Program, Supervisors, find_program, is_alive, pause,
-};
+use ssntp_agent::driver::supervisor::{Exec, Program, find_program, is_alive, pause};
 use ssntp_agent::driver::{
-    Cancel, Commit, Confinement, DEFAULT_PATH, Driver, Found, InstanceDir, Launch, Measurable, NewsSink,
+    Cancel, Commit, DEFAULT_PATH, Driver, Found, InstanceDir, Launch, Measurable, NewsSink, ProcessDriver,
     Reason, Refused, RunId, Running, Usage, Volume, give,
 };
+use ssntp_agent::tool::Bounds;
 use ssntp_agent::tree;
 use ssntp_payload::{Start, VmType};
 use ssntp_transport::{deadline, left, replace, setters};
@@ -94,46 +93,28 @@ const LOOK: Duration = Duration::from_millis(20);
 /// machines.
 #[derive(Clone, Debug)]
 pub struct QemuDriver {
-    supervisors: Supervisors,
-    log_mb: u32,
+    /// Runs QEMU.
+    processes: ProcessDriver,
     images: Option<PathBuf>,
     /// The directories in which programs are looked for.
     path: OsString,
 }
 
 impl QemuDriver {
-    /// A driver. It has a thread of its own, which ends with the driver; the machines go on.
-    ///
-    /// Each START looks for QEMU in the agent's own `PATH`, and fails if QEMU is not installed.
-    ///
-    /// # Errors
-    /// The thread can't be started.
-    pub fn new(confinement: Confinement) -> io::Result<Self> {
-        Ok(Self {
-            supervisors: Supervisors::new(confinement)?,
-            log_mb: DEFAULT_LOG_MB,
+    /// A driver that runs QEMU by that of processes. Each START looks for QEMU in the agent's own `PATH`, and
+    /// fails if QEMU is not installed.
+    pub fn new(processes: ProcessDriver) -> Self {
+        Self {
+            processes,
             images: None,
             path: std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()),
-        })
+        }
     }
 
     setters! {
         /// The directory of images. Each image is a file with the name that a START uses, with or
         /// without `.qcow2`, `.img` or `.raw`. Default: none, and no machine can be started.
         images as Some: impl Into<PathBuf>;
-
-        /// The maximum output of a machine's serial port (`stdout.log`) and of QEMU's errors (`stderr.log`)
-        /// that is kept, in MB each: see [`ProcessDriver::log_mb`](ssntp_agent::driver::ProcessDriver::log_mb).
-        /// Default: 16.
-        log_mb: u32;
-    }
-
-    /// The program that supervises machines: see
-    /// [`ProcessDriver::supervisor`](ssntp_agent::driver::ProcessDriver::supervisor).
-    #[must_use]
-    pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
-        self.supervisors.program(program.into());
-        self
     }
 
     /// Sets the directories in which programs are looked for, in place of `PATH`.
@@ -148,7 +129,7 @@ impl QemuDriver {
             .ok_or_else(|| Refused::new(Reason::ImageFailure, "no entry of storage has boot: true"))?;
         let qemu_img = find_program("qemu-img".as_ref(), Some(&self.path), Path::new("/")).ok();
         let base = || image::find(self.images.as_deref(), entry.id.as_str());
-        let bounds = image::Bounds {
+        let bounds = Bounds {
             until: deadline(IMAGE),
             cancel: launch.cancel,
         };
@@ -199,7 +180,7 @@ impl Driver for QemuDriver {
                 give(path, user).map_err(|e| Refused::io(path.display(), &e))?;
             }
         }
-        let bounds = image::Bounds {
+        let bounds = Bounds {
             until: deadline(FIRST_ANSWER),
             cancel: launch.cancel,
         };
@@ -239,7 +220,6 @@ impl Driver for QemuDriver {
             mem_mb: machine.limit_mb(),
             vcpus: start.requirements.vcpus,
             pids: launch.policy.pids,
-            log_mb: self.log_mb,
             // Only the tap of a machine is in the network of a tenant; QEMU is in the host's network.
             network: None,
             check: None,
@@ -248,11 +228,11 @@ impl Driver for QemuDriver {
         // The log has the output of earlier runs as well.
         let logged = fs::metadata(errors_of(place)).map_or(0, |log| log.len());
         let await_ready = |running: &Running| await_answer(running, logged, launch.cancel);
-        self.supervisors.launch(program, commit, await_ready)
+        self.processes.run(program, commit, await_ready)
     }
 
     fn watch(&self, running: &Running, sink: &NewsSink) {
-        self.supervisors.watch(running, sink);
+        self.processes.watch(running, sink);
     }
 
     /// Presses the machine's power button. If QMP does not answer, a signal ends QEMU, which
@@ -265,7 +245,7 @@ impl Driver for QemuDriver {
             Err(_) if !is_alive(&running.handle) => Ok(()),
             Err(e) => {
                 warn!("instance {}: {e}", running.place.instance());
-                self.supervisors.terminate(running)
+                self.processes.terminate(running)
             }
         }
     }
@@ -278,27 +258,27 @@ impl Driver for QemuDriver {
         while quits.is_ok() && is_alive(&running.handle) && left(limit).is_ok() {
             pause(LOOK);
         }
-        self.supervisors.kill(running)
+        self.processes.kill(running)
     }
 
     fn find(&self, running: &Running) -> Found {
-        self.supervisors.find(running)
+        self.processes.find(running)
     }
 
     fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
-        self.supervisors.find_unrecorded(place)
+        self.processes.find_unrecorded(place)
     }
 
     fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
-        self.supervisors.sweep(instances, own);
+        self.processes.sweep(instances, own);
     }
 
     fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
-        self.supervisors.measure(subjects)
+        self.processes.measure(subjects)
     }
 
     fn forget(&self, place: &InstanceDir) {
-        self.supervisors.forget(place.instance());
+        self.processes.forget(place);
     }
 
     /// Adds the disk of the volume to a machine that runs. A stopped machine gets the disk when it is

@@ -11,11 +11,12 @@ use std::process::Command;
 
 use uuid::Uuid;
 
-use super::image::{self, Bounds, Disk};
+use super::image::Disk;
 use super::qmp;
 use ssntp_agent::driver::supervisor::find_program;
 use ssntp_agent::driver::{Refused, User};
 use ssntp_agent::network::Tap;
+use ssntp_agent::tool::{Bounds, run};
 use ssntp_payload::FwType;
 
 const KVM: &str = "/dev/kvm";
@@ -60,8 +61,10 @@ impl Emulator {
     /// QEMU that does not print the list will not run the machine either.
     pub(super) fn find_sandbox(&mut self, bounds: Bounds<'_>) -> Result<(), Refused> {
         let name = self.path.display();
-        let (status, help) = image::run(Command::new(&self.path).arg("-help"), HELP, bounds)
+        let (status, said) = run(Command::new(&self.path).arg("-help"), "", HELP, bounds)
             .map_err(|e| Refused::io(format_args!("{name} -help"), &e))?;
+        let said = said.concat();
+        let help = String::from_utf8_lossy(&said);
         if !status.success() {
             let error = help.lines().next_back().unwrap_or_default();
             return Err(Refused::launch(format!("{name} -help: {status}: {error}")));

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::*;
 use ssntp::payload::yaml;
 use ssntp_agent::Policy;
-use ssntp_agent::driver::{Ended, News, User};
+use ssntp_agent::driver::{Confinement, Ended, News, User};
 use ssntp_payload::{HealthCheck, Persistence, RawDocument, StartPayload, Storage};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -39,6 +39,10 @@ fn boot_sector() -> Vec<u8> {
     // The BIOS does not boot from a smaller disk.
     sector.resize(1 << 20, 0);
     sector
+}
+
+fn processes() -> ProcessDriver {
+    ProcessDriver::new(Confinement::ResourceLimits).unwrap()
 }
 
 /// The program that supervises the machines of these tests: an example of this package, which
@@ -80,10 +84,7 @@ impl Stage {
         fs::write(images.join("tiny.raw"), boot_sector()).unwrap();
         let (to, ends) = unbounded();
         Self {
-            driver: QemuDriver::new(Confinement::ResourceLimits)
-                .unwrap()
-                .images(images)
-                .supervisor(supervisor()),
+            driver: QemuDriver::new(processes().supervisor(supervisor())).images(images),
             dir,
             place,
             sink: Arc::new(move |news| match news {
@@ -158,7 +159,7 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         if let Some(running) = &self.running {
-            self.driver.supervisors.kill(running).unwrap();
+            self.driver.processes.kill(running).unwrap();
         }
     }
 }
@@ -389,7 +390,7 @@ fn a_machine_boots_is_found_again_and_ends() {
     assert!(disks_of(&stage.place).join(machine::SEED).is_file());
 
     // The driver of the next agent finds and measures it.
-    let later = QemuDriver::new(Confinement::ResourceLimits).unwrap();
+    let later = QemuDriver::new(processes());
     assert_eq!(later.find(&running), Found::Running);
     assert_eq!(later.find_unrecorded(&stage.place), Some(running.handle.clone()));
     let subject = Measurable {
@@ -422,7 +423,7 @@ fn a_machine_boots_is_found_again_and_ends() {
     // It starts again from the same disk.
     let again = stage.launch(&payload).unwrap();
     stage.await_greetings(2);
-    stage.driver.supervisors.kill(&again).unwrap();
+    stage.driver.processes.kill(&again).unwrap();
     let ended = stage.ends.recv_timeout(SOON).unwrap();
     assert_eq!(ended.exit.code, Some(137));
 }

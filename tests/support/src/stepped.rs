@@ -168,7 +168,7 @@ impl SteppedAgent {
                 let result = Ok(());
                 Some(Done::Volume { instance, op, result })
             }
-            Job::Measure(_, subjects) => Some(Done::Measured {
+            Job::Measure(subjects) => Some(Done::Measured {
                 usages: subjects
                     .iter()
                     .flat_map(|(driver, subjects)| {

@@ -47,8 +47,8 @@ use ssntp_payload::{CommandSubject, Start, StartPayload};
 
 use super::capacity::Capacity;
 use super::events::{Origin, Settings};
-use super::instance::{Cause, Instance, Life};
-use super::instances::{Instances, LaunchParts};
+use super::instance::{Cause, Instance, LaunchParts, Life};
+use super::instances::Instances;
 use super::service::Service;
 use super::volumes::{Volumes, asked_by};
 use crate::driver::{Driver, Reason, Refused};

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use log::{info, warn};
 use ssntp::proto::Command;
@@ -63,7 +62,6 @@ pub(super) fn examine(
     settings: &Settings,
     root: &Path,
     stored: Stored,
-    now: Instant,
     out: &mut Outputs,
 ) -> Option<(Instance, Option<Ended>)> {
     let id = stored.instance;
@@ -76,14 +74,14 @@ pub(super) fn examine(
     // The handle is written before the program runs, so an instance without one never ran.
     if recorded && record.phase == RecordPhase::Starting {
         let driver = driver_of(settings, &record, None);
-        never_ran(now, id, driver, start.as_deref(), out);
+        never_ran(id, driver, start.as_deref(), out);
         return None;
     }
     let mut instance = Instance {
         driver: driver_of(settings, &record, start.as_deref()),
         start,
         volumes: Volumes::new(stored.volumes),
-        ..Instance::new(place, record, Life::Stopped(Next::Stay), now)
+        ..Instance::new(place, record, Life::Stopped(Next::Stay), out.now())
     };
     if !recorded {
         recover_record(settings, &mut instance, out);
@@ -97,9 +95,8 @@ pub(super) fn examine(
                 settings.node, instance.record.driver
             );
         } else if instance.record.restarting {
-            not_restarted(now, &mut instance, out);
-            let record = instance.record();
-            out.job(Job::Save { instance: id, record });
+            not_restarted(&mut instance, out);
+            instance.save(out);
         }
         return Some((instance, None));
     };
@@ -115,12 +112,12 @@ pub(super) fn examine(
         // If the first run never began, its START has no answer yet. If a later run never began,
         // the instance has run before and is kept.
         Found::NeverRan if instance.record.is_first_run() => {
-            never_ran(now, id, Some(driver), instance.start.as_deref(), out);
+            never_ran(id, Some(driver), instance.start.as_deref(), out);
             return None;
         }
         Found::NeverRan => {
             if instance.record.restarting {
-                not_restarted(now, &mut instance, out);
+                not_restarted(&mut instance, out);
             }
             Exit::default()
         }
@@ -143,13 +140,7 @@ pub(super) fn examine(
 }
 
 /// Answers a START that the former agent could not answer before its end, with a failure.
-fn never_ran(
-    now: Instant,
-    id: Uuid,
-    driver: Option<Arc<dyn Driver>>,
-    start: Option<&StartPayload>,
-    out: &mut Outputs,
-) {
+fn never_ran(id: Uuid, driver: Option<Arc<dyn Driver>>, start: Option<&StartPayload>, out: &mut Outputs) {
     let restart = start.is_some_and(|start| start.start.restart);
     info!("{}: instance {id} was being started, and is removed", out.node());
     // A volume that the START names may have had data before, so it is not deleted with the
@@ -165,16 +156,15 @@ fn never_ran(
         restart,
         ..subject(id)
     };
-    out.fail(now, Command::START, subject, &refused);
+    out.fail(Command::START, subject, &refused);
 }
 
 /// Answers a RESTART that the former agent could not answer before its end, with a failure.
-fn not_restarted(now: Instant, instance: &mut Instance, out: &mut Outputs) {
+fn not_restarted(instance: &mut Instance, out: &mut Outputs) {
     let why = "its agent ended before it ran";
     instance.record.detail = format!("it was not started again: {why}");
     let subject = subject(instance.place.instance());
     out.fail(
-        now,
         Command::RESTART,
         subject,
         &Refused::new(Reason::LaunchFailure, why),
@@ -202,8 +192,7 @@ fn recover_record(settings: &Settings, instance: &mut Instance, out: &mut Output
         instance.record.driver = driver.name().to_owned();
     }
     warn!("{}: the record of instance {id} was lost; it {state}", out.node());
-    let record = instance.record();
-    out.job(Job::Save { instance: id, record });
+    instance.save(out);
 }
 
 fn driver_of(settings: &Settings, record: &Record, start: Option<&StartPayload>) -> Option<Arc<dyn Driver>> {

@@ -131,7 +131,7 @@ pub enum Job {
     Terminate(Arc<dyn Driver>, Running),
     Kill(Arc<dyn Driver>, Running),
     /// Remove the network of an instance that has ended. This job has no outcome.
-    Detach(Arc<dyn Network>, Uuid),
+    Detach(Uuid),
     Remove {
         instance: Uuid,
         driver: Option<Arc<dyn Driver>>,
@@ -147,29 +147,11 @@ pub enum Job {
     /// Watch an instance of a former agent that was found running.
     Watch(Arc<dyn Driver>, Running),
     /// Measure the node, the tunnels of tenants' networks, and the instances of each driver.
-    Measure(Option<Arc<dyn Network>>, Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
+    Measure(Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
     /// Write the node's record. With a next state of the machine, the outcome is
     /// [`Done::Evacuated`]; without one, this job has no outcome. If it fails, the outcome is
     /// [`Done::NodeUnsaved`].
     SaveNode(NodeRecord, Option<NextState>),
-}
-
-impl Job {
-    /// The instance of the job. Jobs of one instance are done in their order.
-    pub fn instance(&self) -> Option<Uuid> {
-        match self {
-            Self::Launch(job) => Some(job.instance),
-            Self::Detach(_, instance) => Some(*instance),
-            Self::Save { instance, .. } | Self::Remove { instance, .. } | Self::Volume { instance, .. } => {
-                Some(*instance)
-            }
-            Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
-                Some(running.place.instance())
-            }
-            // These jobs concern no single instance. The workers have a queue for each of the two.
-            Self::Measure(..) | Self::SaveNode(..) => None,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -184,8 +166,6 @@ pub struct LaunchJob {
     /// when it does not exist.
     pub volumes: Vec<(Uuid, bool)>,
     pub cancel: Cancel,
-    /// The networks of the node.
-    pub network: Option<Arc<dyn Network>>,
 }
 
 /// The command of a launch, as it is written to disk.

@@ -4,15 +4,23 @@
 //!  Launching(cause) ─▶ Active ─▶ Terminating(stage) ─▶ Stopped(next step) ─▶ Removing
 //! ```
 //!
-//! Only `instances` changes an instance. The next agent finds the instance's record on the disk.
+//! Only `instances` owns one. The next agent finds the instance's record on the disk.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use log::info;
+use ssntp::proto::Frame;
 use ssntp_cluster::Needs;
-use ssntp_payload::{Persistence, StartPayload};
+use ssntp_cluster::refusal::{Reason, Refused};
+use ssntp_payload::{InstanceDeleted, InstanceStopped, Persistence, Restart, StartPayload};
+use ssntp_transport::excerpt;
+use uuid::Uuid;
 
-use super::volumes::Volumes;
+use super::events::{Job, LaunchJob, Origin, Settings};
+use super::outputs::Outputs;
+use super::restarts;
+use super::volumes::{Volumes, ephemeral};
 use crate::driver::{Cancel, Driver, Exit, Health, InstanceDir, Measurable, RunId, Running, Usage};
 use crate::store::{Record, RecordAfter};
 
@@ -47,6 +55,9 @@ pub(super) struct Instance {
     /// Cancels the launch that is under way.
     pub(super) cancel: Cancel,
 }
+
+/// The command of a launch, and the volumes to attach before it. The flag is true if the volume may be made.
+pub(super) type LaunchParts = (Origin, Vec<(Uuid, bool)>);
 
 /// The state of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,11 +310,184 @@ impl Instance {
 
     /// Begins the retention of an instance that ended `age` ago. A persistent instance is kept until its
     /// owner deletes it.
-    pub(super) fn keep(&mut self, now: Instant, retention: Duration, age: Duration) {
+    pub(super) fn keep(&mut self, now: Instant, settings: &Settings, age: Duration) {
+        let retention = Duration::from_secs(settings.policy.retention_s.into());
         self.life = Life::Stopped(if self.is_persistent() {
             Next::Stay
         } else {
             Next::Delete(now + retention.saturating_sub(age))
         });
+    }
+
+    pub(super) fn launch_again(
+        &mut self,
+        cause: Cause,
+        payload: Arc<StartPayload>,
+        changes: Option<Box<Restart>>,
+        user: &str,
+        out: &mut Outputs,
+    ) {
+        self.life = Life::Launching(cause);
+        self.start = Some(payload);
+        // The flag of an earlier launch may be set, and must not cancel this one.
+        self.cancel = Cancel::default();
+        self.launch((Origin::Again(changes), Vec::new()), user, out);
+        // The launch reduces the free memory, and may change the status of the node.
+        out.wish_status(false);
+    }
+
+    /// Gives the workers the job that launches the instance. Its state is `Launching` already.
+    pub(super) fn launch(&self, (origin, volumes): LaunchParts, user: &str, out: &mut Outputs) {
+        if let (Some(driver), Some(payload)) = (self.driver.clone(), self.start.clone()) {
+            out.job(Job::Launch(Box::new(LaunchJob {
+                instance: self.place.instance(),
+                driver,
+                payload,
+                record: self.record(),
+                origin,
+                user: user.to_owned(),
+                volumes,
+                cancel: self.cancel.clone(),
+            })));
+        }
+    }
+
+    /// Schedules another try to start it again.
+    pub(super) fn handle_restart_refused(&mut self, why: &str, settings: &Settings, out: &mut Outputs) {
+        self.record.detail = excerpt(format_args!("it was not started again: {why}")).to_string();
+        self.schedule_restart(settings, out);
+        self.save(out);
+    }
+
+    pub(super) fn schedule_restart(&mut self, settings: &Settings, out: &Outputs) {
+        let (node, id, now) = (out.node(), self.place.instance(), out.now());
+        let start = self.start.as_ref().map(|start| &start.start);
+        match restarts::next_wait(&mut self.record, start) {
+            Some(wait) => {
+                self.life = Life::Stopped(Next::StartAgain(now + wait));
+                info!("{node}: instance {id} is started again in {} s", wait.as_secs());
+            }
+            None => {
+                info!("{node}: instance {id}: {}", self.record.detail);
+                self.keep(now, settings, Duration::ZERO);
+            }
+        }
+    }
+
+    /// Ends the instance, if it runs, and then takes the step `after`. When the grace period is over, it is killed.
+    pub(super) fn end(
+        &mut self,
+        after: RecordAfter,
+        grace: Duration,
+        settings: &Settings,
+        out: &mut Outputs,
+    ) {
+        out.wish_stats();
+        if let Life::Stopped(Next::StartAgain(_)) = self.life {
+            self.life = Life::Stopped(Next::Stay);
+            if !after.removes() {
+                // STATS report `exited` before and after, so only an event shows the change.
+                self.save(out);
+                self.keep(out.now(), settings, Duration::ZERO);
+                return self.report(RecordAfter::Evacuate, out);
+            }
+        }
+        let before = self.record.after;
+        // A later STOP cancels neither a removal nor the InstanceStopped of an EVACUATE.
+        if after.removes() || (!before.removes() && before != RecordAfter::Evacuate) {
+            self.record.after = after;
+        }
+        match &mut self.life {
+            Life::Active => {
+                // The grace period begins when the worker has sent the signal: see `handle_signalled`.
+                self.life = Life::Terminating(Ending::Asking(grace));
+                // The record is written before the instance is asked to end, so that the next agent
+                // continues the command if this agent ends in between.
+                self.save(out);
+                if let Some((driver, running)) = self.running() {
+                    out.job(Job::Terminate(driver, running));
+                }
+            }
+            Life::Terminating(ending) => {
+                match ending {
+                    // A later command may shorten the grace period, but not extend it.
+                    Ending::Asking(before) => *before = grace.min(*before),
+                    Ending::Asked(at) => *at = (out.now() + grace).min(*at),
+                    Ending::Killing | Ending::Killed(_) | Ending::Hung => {}
+                }
+                self.save(out);
+            }
+            Life::Stopped(_) if after.removes() => self.remove(out),
+            // An evacuation does not wait until an image is copied.
+            Life::Launching(_) if after.removes() || after == RecordAfter::Evacuate => {
+                self.cancel.cancel();
+            }
+            Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
+        }
+    }
+
+    pub(super) fn kill(&self, out: &mut Outputs) {
+        if let Some((driver, running)) = self.running() {
+            out.job(Job::Kill(driver, running));
+        }
+    }
+
+    pub(super) fn remove(&mut self, out: &mut Outputs) {
+        self.life = Life::Removing(match self.life {
+            Life::Stopped(next) => next,
+            _ => Next::Stay,
+        });
+        let start = self.start.as_ref();
+        out.job(Job::Remove {
+            instance: self.place.instance(),
+            driver: self.driver.clone(),
+            ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
+        });
+    }
+
+    pub(super) fn save(&self, out: &mut Outputs) {
+        let (instance, record) = (self.place.instance(), self.record());
+        out.job(Job::Save { instance, record });
+    }
+
+    /// Sends the event that belongs to the step `after`. The event has the end of the last run,
+    /// because the instance may be removed before STATS list it as ended.
+    pub(super) fn report(&self, after: RecordAfter, out: &mut Outputs) {
+        let (instance_uuid, end) = (self.place.instance().into(), self.record.clone().end());
+        match after {
+            RecordAfter::Nothing | RecordAfter::Keep => {}
+            RecordAfter::Delete | RecordAfter::Retire => {
+                out.report(Frame::of(&InstanceDeleted { instance_uuid, end }));
+            }
+            RecordAfter::Evacuate | RecordAfter::Release => {
+                out.report(Frame::of(&InstanceStopped { instance_uuid, end }));
+            }
+        }
+    }
+
+    /// Begins the first volume command, unless it has to wait for the launch. If the instance is ending, all are
+    /// refused.
+    pub(super) fn next_volume_op(&mut self, out: &mut Outputs) {
+        let instance = self.place.instance();
+        while let Some(op) = self.volumes.next() {
+            match (self.life, self.driver.clone()) {
+                (Life::Active | Life::Stopped(_), Some(driver)) => {
+                    let handle = self.record.handle();
+                    return out.job(Job::Volume {
+                        instance,
+                        driver,
+                        handle,
+                        op,
+                    });
+                }
+                // It begins once the launch is over.
+                (Life::Launching(_), _) => return,
+                _ => {
+                    let error = Refused::new(Reason::InstanceFailure, "the instance is ending");
+                    op.refuse(instance, &error, out);
+                    self.volumes.handle_done(op, false);
+                }
+            }
+        }
     }
 }

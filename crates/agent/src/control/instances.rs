@@ -18,20 +18,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::{info, warn};
-use ssntp::proto::{Command, Frame};
+use ssntp::proto::Command;
 use ssntp_cluster::refusal::{Reason, Refused};
-use ssntp_payload::{CommandSubject, InstanceDeleted, InstanceStopped, Restart, StartPayload};
+use ssntp_payload::{CommandSubject, Restart, StartPayload};
 use ssntp_transport::excerpt;
 use uuid::Uuid;
 
 use super::capacity::Promised;
-use super::events::{Action, Job, LaunchJob, Origin, Settings, StreamOrder, VolumeOp};
-use super::instance::{Cause, Ending, Instance, Life, Next};
+use super::events::{Action, Job, Settings, StreamOrder, VolumeOp};
+use super::instance::{Cause, Instance, LaunchParts, Life, Next};
 use super::outputs::{Outputs, subject};
-use super::volumes::ephemeral;
 use super::{restarts, retention};
-use crate::driver::{Cancel, Driver, Ended, Health, Measurable, RunId, Usage};
-use crate::store::{Record, RecordAfter};
+use crate::driver::{Driver, Ended, Health, Measurable, RunId, Usage};
+use crate::store::RecordAfter;
 
 /// The pause before the agent tries again to remove an instance whose retention is over, if its
 /// directory could not be removed.
@@ -50,8 +49,6 @@ pub(super) struct Instances {
     settings: Arc<Settings>,
     /// The user that CONFIGURE names for instances; empty for none.
     child_user: String,
-    /// How long an ended instance stays that is not persistent.
-    retention: Duration,
     all: BTreeMap<Uuid, Instance>,
     /// The instances whose records could not be saved, in the order in which they are saved again.
     unsaved: VecDeque<Uuid>,
@@ -61,16 +58,12 @@ pub(super) struct Instances {
     restarts: u64,
 }
 
-/// The command of a launch, and the volumes to attach before it. The flag is true if the volume may be made.
-pub(super) type LaunchParts = (Origin, Vec<(Uuid, bool)>);
-
 /// The subjects of a measurement, with their driver.
 type Subjects = (Arc<dyn Driver>, Vec<Measurable>);
 
 impl Instances {
     pub(super) fn new(settings: Arc<Settings>) -> Self {
         Self {
-            retention: Duration::from_secs(settings.policy.retention_s.into()),
             settings,
             child_user: String::new(),
             all: BTreeMap::new(),
@@ -157,8 +150,8 @@ impl Instances {
         launch: LaunchParts,
         out: &mut Outputs,
     ) {
+        instance.launch(launch, &self.child_user, out);
         self.all.insert(id, instance);
-        self.launch(id, launch, out);
     }
 
     /// Adds an instance of a former agent.
@@ -182,59 +175,18 @@ impl Instances {
             instance.command_id = command_id;
             // This run was commanded, so its restarts are counted from the beginning.
             instance.record.restarts_in_row = 0;
+            instance.launch_again(Cause::Restart, payload, changes, &self.child_user, out);
         }
-        self.launch_again(id, Cause::Restart, payload, changes, out);
     }
 
     /// Launches an instance again by its restart policy.
     pub(super) fn handle_restart_due(&mut self, id: Uuid, payload: Arc<StartPayload>, out: &mut Outputs) {
         if let Some(instance) = self.all.get_mut(&id) {
+            // Counted before the launch, because a launch that fails costs the node as much.
             instance.record.restarts = instance.record.restarts.saturating_add(1);
+            self.restarts += 1;
+            instance.launch_again(Cause::Policy, payload, None, &self.child_user, out);
         }
-        // Counted before the launch, because a launch that fails costs the node as much.
-        self.restarts += 1;
-        self.launch_again(id, Cause::Policy, payload, None, out);
-    }
-
-    fn launch_again(
-        &mut self,
-        id: Uuid,
-        cause: Cause,
-        payload: Arc<StartPayload>,
-        changes: Option<Box<Restart>>,
-        out: &mut Outputs,
-    ) {
-        if let Some(instance) = self.all.get_mut(&id) {
-            instance.life = Life::Launching(cause);
-            instance.start = Some(payload);
-            // The flag of an earlier launch may be set, and must not cancel this one.
-            instance.cancel = Cancel::default();
-        }
-        self.launch(id, (Origin::Again(changes), Vec::new()), out);
-        // The launch reduces the free memory, and may change the status of the node.
-        out.wish_status(false);
-    }
-
-    /// Gives the workers the job that launches an instance. The state of the instance is
-    /// `Launching` already.
-    fn launch(&self, id: Uuid, (origin, volumes): LaunchParts, out: &mut Outputs) {
-        let Some(instance) = self.all.get(&id) else {
-            return;
-        };
-        let (Some(driver), Some(payload)) = (instance.driver.clone(), instance.start.clone()) else {
-            return;
-        };
-        out.job(Job::Launch(Box::new(LaunchJob {
-            instance: id,
-            driver,
-            payload,
-            record: instance.record(),
-            origin,
-            user: self.child_user.clone(),
-            volumes,
-            cancel: instance.cancel.clone(),
-            network: self.settings.network.clone(),
-        })));
     }
 
     /// The restart of an instance is due, and it lacks its START or its driver. It can't be started
@@ -242,34 +194,14 @@ impl Instances {
     pub(super) fn handle_no_restart(&mut self, id: Uuid, out: &mut Outputs) {
         if let Some(instance) = self.all.get_mut(&id) {
             instance.life = Life::Stopped(Next::Stay);
+            instance.save(out);
         }
-        self.save(id, out);
     }
 
     /// Schedules another try for an instance that could not be started again.
-    pub(super) fn handle_restart_refused(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outputs) {
+    pub(super) fn handle_restart_refused(&mut self, id: Uuid, why: &str, out: &mut Outputs) {
         if let Some(instance) = self.all.get_mut(&id) {
-            instance.record.detail = excerpt(format_args!("it was not started again: {why}")).to_string();
-            self.schedule_restart(now, id);
-            self.save(id, out);
-        }
-    }
-
-    fn schedule_restart(&mut self, now: Instant, id: Uuid) {
-        let node = self.settings.node;
-        let Some(instance) = self.all.get_mut(&id) else {
-            return;
-        };
-        let start = instance.start.as_ref().map(|start| &start.start);
-        match restarts::next_wait(&mut instance.record, start) {
-            Some(wait) => {
-                instance.life = Life::Stopped(Next::StartAgain(now + wait));
-                info!("{node}: instance {id} is started again in {} s", wait.as_secs());
-            }
-            None => {
-                info!("{node}: instance {id}: {}", instance.record.detail);
-                instance.keep(now, self.retention, Duration::ZERO);
-            }
+            instance.handle_restart_refused(why, &self.settings, out);
         }
     }
 
@@ -283,19 +215,12 @@ impl Instances {
             let wait = restarts::counted_wait(&instance.record);
             instance.life = Life::Stopped(Next::StartAgain(now + wait));
         } else {
-            instance.keep(now, self.retention, age);
+            instance.keep(now, &self.settings, age);
         }
     }
 
     /// The instance runs, since the time `began` in milliseconds since 1970.
-    pub(super) fn handle_launched(
-        &mut self,
-        now: Instant,
-        id: Uuid,
-        handle: &RunId,
-        began: u64,
-        out: &mut Outputs,
-    ) {
+    pub(super) fn handle_launched(&mut self, id: Uuid, handle: &RunId, began: u64, out: &mut Outputs) {
         let Some(instance) = self.all.get_mut(&id) else {
             return;
         };
@@ -306,11 +231,11 @@ impl Instances {
         instance.record = instance.record.running(handle, began);
         self.starts += u64::from(instance.life == Life::Launching(Cause::Start));
         instance.life = Life::Active;
-        instance.since = now;
+        instance.since = out.now();
         if after != RecordAfter::Nothing {
-            self.end(now, id, after, out);
+            instance.end(after, self.settings.grace, &self.settings, out);
         }
-        self.next_volume_op(now, id, out);
+        instance.next_volume_op(out);
     }
 
     /// A run has this health, which may be told before its launch is over.
@@ -328,7 +253,6 @@ impl Instances {
     /// The launch of an instance has failed. `is_evacuated` is true if the node is.
     pub(super) fn handle_not_launched(
         &mut self,
-        now: Instant,
         id: Uuid,
         error: Refused,
         is_evacuated: bool,
@@ -338,7 +262,7 @@ impl Instances {
             return;
         };
         let why = format_args!("instance {id} does not start: {error}");
-        out.complain(now, "not launched", why);
+        out.complain("not launched", why);
         let after = std::mem::take(&mut instance.record.after);
         let Life::Launching(cause) = instance.life else {
             return;
@@ -352,21 +276,21 @@ impl Instances {
             Cause::Policy => {
                 // `end` below expects a stopped instance; `handle_restart_refused` sets the time of the
                 // next try.
-                instance.life = Life::Stopped(Next::StartAgain(now));
+                instance.life = Life::Stopped(Next::StartAgain(out.now()));
                 if after == RecordAfter::Nothing {
-                    self.handle_restart_refused(now, id, &error.why, out);
+                    instance.handle_restart_refused(&error.why, &self.settings, out);
                 } else {
-                    self.end(now, id, after, out);
+                    instance.end(after, self.settings.grace, &self.settings, out);
                 }
             }
             Cause::Restart => {
                 // The record keeps the end of the last run.
                 instance.record.detail = format!("it was not started again: {}", excerpt(&error.why));
-                instance.keep(now, self.retention, Duration::ZERO);
-                self.save(id, out);
-                out.fail(now, Command::RESTART, subject, &error);
+                instance.keep(out.now(), &self.settings, Duration::ZERO);
+                instance.save(out);
+                out.fail(Command::RESTART, subject, &error);
                 if after.removes() {
-                    self.end(now, id, after, out);
+                    instance.end(after, self.settings.grace, &self.settings, out);
                 }
             }
             Cause::Start => {
@@ -379,22 +303,23 @@ impl Instances {
                     (after, error)
                 };
                 let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
-                let record = instance.record.clone();
-                self.all.remove(&id);
                 let subject = CommandSubject { restart, ..subject };
-                out.fail(now, Command::START, subject, &refused);
+                out.fail(Command::START, subject, &refused);
                 // The instance is gone, which also answers a command to end it that arrived during
                 // the launch.
-                report_after(now, id, after, record, out);
+                instance.report(after, out);
+                self.all.remove(&id);
             }
         }
-        self.next_volume_op(now, id, out);
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.next_volume_op(out);
+        }
         out.wish_status(true);
     }
 
     /// Handles the end of an instance, which its driver has reported. Call it only for the present run
     /// ([`ends`](Self::ends)).
-    pub(super) fn handle_ended(&mut self, now: Instant, ended: Ended, out: &mut Outputs) {
+    pub(super) fn handle_ended(&mut self, ended: Ended, out: &mut Outputs) {
         let id = ended.instance;
         let Some(instance) = self.all.get_mut(&id) else {
             return;
@@ -403,105 +328,48 @@ impl Instances {
         info!("{}: instance {id} ended: {exit}", out.node());
         out.act(Action::Stream(StreamOrder::Ended(id)));
         // The job is given before one that launches the instance again, which makes a new interface.
-        if let Some(network) = self.settings.network.clone() {
-            out.job(Job::Detach(network, id));
+        if self.settings.network.is_some() {
+            out.job(Job::Detach(id));
         }
         if after.removes() {
-            self.remove(id, out);
+            instance.remove(out);
         } else {
             instance.life = Life::Stopped(Next::Stay);
             instance.record.after = RecordAfter::Nothing;
-            let record = instance.record.clone();
             if after == RecordAfter::Nothing {
-                if now.saturating_duration_since(instance.since) >= restarts::HEALTHY {
+                if out.now().saturating_duration_since(instance.since) >= restarts::HEALTHY {
                     instance.record.restarts_in_row = 0;
                 }
                 let start = instance.start.as_ref().map(|start| &start.start);
                 if restarts::is_wanted(start, &exit) {
-                    self.schedule_restart(now, id);
+                    instance.schedule_restart(&self.settings, out);
                 } else {
-                    instance.keep(now, self.retention, Duration::ZERO);
+                    instance.keep(out.now(), &self.settings, Duration::ZERO);
                 }
             }
-            self.save(id, out);
+            instance.save(out);
             // A volume command under way goes on, and the next one begins when it is done.
-            report_after(now, id, after, record, out);
+            instance.report(after, out);
         }
         out.wish_status(false);
     }
 
     /// Ends an instance, if it runs, and then takes the step `after`.
-    pub(super) fn end(&mut self, now: Instant, id: Uuid, after: RecordAfter, out: &mut Outputs) {
-        self.end_within(now, id, after, self.settings.grace, out);
-    }
-
-    /// Like [`end`](Self::end), with its own grace period, after which the instance is killed.
-    fn end_within(&mut self, now: Instant, id: Uuid, after: RecordAfter, grace: Duration, out: &mut Outputs) {
-        let Some(instance) = self.all.get_mut(&id) else {
-            return;
-        };
-        out.wish_stats();
-        if let Life::Stopped(Next::StartAgain(_)) = instance.life {
-            instance.life = Life::Stopped(Next::Stay);
-            if !after.removes() {
-                // STATS report `exited` before and after, so only an event shows the change.
-                let record = instance.record.clone();
-                self.save(id, out);
-                if let Some(instance) = self.all.get_mut(&id) {
-                    instance.keep(now, self.retention, Duration::ZERO);
-                }
-                return report_after(now, id, RecordAfter::Evacuate, record, out);
-            }
-        }
-        let before = instance.record.after;
-        // A later STOP cancels neither a removal nor the InstanceStopped of an EVACUATE.
-        if after.removes() || (!before.removes() && before != RecordAfter::Evacuate) {
-            instance.record.after = after;
-        }
-        match &mut instance.life {
-            Life::Active => {
-                // The grace period begins when the worker has sent the signal: see `handle_signalled`.
-                instance.life = Life::Terminating(Ending::Asking(grace));
-                // The record is written before the instance is asked to end, so that the next agent
-                // continues the command if this agent ends in between.
-                let running = instance.running();
-                self.save(id, out);
-                if let Some((driver, running)) = running {
-                    out.job(Job::Terminate(driver, running));
-                }
-            }
-            Life::Terminating(ending) => {
-                match ending {
-                    // A later command may shorten the grace period, but not extend it.
-                    Ending::Asking(before) => *before = grace.min(*before),
-                    Ending::Asked(at) => *at = (now + grace).min(*at),
-                    Ending::Killing | Ending::Killed(_) | Ending::Hung => {}
-                }
-                self.save(id, out);
-            }
-            Life::Stopped(_) if after.removes() => self.remove(id, out),
-            // An evacuation does not wait until an image is copied.
-            Life::Launching(_) if after.removes() || after == RecordAfter::Evacuate => {
-                instance.cancel.cancel();
-            }
-            Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
+    pub(super) fn end(&mut self, id: Uuid, after: RecordAfter, out: &mut Outputs) {
+        if let Some(instance) = self.all.get_mut(&id) {
+            instance.end(after, self.settings.grace, &self.settings, out);
         }
     }
 
     /// Asks all instances to end, and kills those that have not ended within this time.
-    pub(super) fn handle_evacuate(&mut self, now: Instant, within: Duration, out: &mut Outputs) {
-        let running = self.all.iter().filter(|(_, instance)| instance.can_be_stopped());
-        // Collected first, because `end_within` changes the instances.
-        let running: Vec<_> = running
-            .map(|(id, instance)| (*id, instance.is_persistent()))
-            .collect();
-        for (id, is_persistent) in running {
-            let after = if is_persistent {
+    pub(super) fn handle_evacuate(&mut self, within: Duration, out: &mut Outputs) {
+        for instance in self.all.values_mut().filter(|instance| instance.can_be_stopped()) {
+            let after = if instance.is_persistent() {
                 RecordAfter::Evacuate
             } else {
                 RecordAfter::Release
             };
-            self.end_within(now, id, after, within, out);
+            instance.end(after, within, &self.settings, out);
         }
     }
 
@@ -520,26 +388,17 @@ impl Instances {
         if let Some(instance) = instance {
             warn!("{}: instance {id}: {why}: it is killed", out.node());
             instance.record.detail = excerpt(why).to_string();
-            if let Some((driver, running)) = instance.running() {
-                out.job(Job::Kill(driver, running));
-            }
-        }
-    }
-
-    fn save(&self, id: Uuid, out: &mut Outputs) {
-        if let Some(instance) = self.all.get(&id) {
-            let record = instance.record();
-            out.job(Job::Save { instance: id, record });
+            instance.kill(out);
         }
     }
 
     /// The record of an instance could not be saved.
-    pub(super) fn handle_unsaved(&mut self, now: Instant, id: Uuid, why: &str, out: &mut Outputs) {
+    pub(super) fn handle_unsaved(&mut self, id: Uuid, why: &str, out: &mut Outputs) {
         if !self.unsaved.contains(&id) {
             self.unsaved.push_back(id);
         }
         let why = format_args!("instance {id}: its record can't be saved: {why}");
-        out.complain(now, "record not saved", why);
+        out.complain("record not saved", why);
     }
 
     /// A measurement is done: keeps the usages, and saves the records again that could not be saved. A
@@ -555,10 +414,9 @@ impl Instances {
         }
         let again = self.unsaved.len().min(SAVED_AGAIN);
         let again: Vec<_> = self.unsaved.drain(..again).collect();
-        for id in again {
-            let life = self.all.get(&id).map(|instance| instance.life);
-            if !matches!(life, Some(Life::Launching(_) | Life::Removing(_))) {
-                self.save(id, out);
+        for instance in again.iter().filter_map(|id| self.all.get(id)) {
+            if !matches!(instance.life, Life::Launching(_) | Life::Removing(_)) {
+                instance.save(out);
             }
         }
     }
@@ -585,31 +443,8 @@ impl Instances {
         }
     }
 
-    fn remove(&mut self, id: Uuid, out: &mut Outputs) {
-        if let Some(instance) = self.all.get_mut(&id) {
-            instance.life = Life::Removing(match instance.life {
-                Life::Stopped(next) => next,
-                _ => Next::Stay,
-            });
-            let driver = instance.driver.clone();
-            let start = instance.start.as_ref();
-            let ephemeral = start.map(|start| ephemeral(&start.start)).unwrap_or_default();
-            out.job(Job::Remove {
-                instance: id,
-                driver,
-                ephemeral,
-            });
-        }
-    }
-
     /// A worker has removed an instance, or could not.
-    pub(super) fn handle_removed(
-        &mut self,
-        now: Instant,
-        id: Uuid,
-        result: Result<(), String>,
-        out: &mut Outputs,
-    ) {
+    pub(super) fn handle_removed(&mut self, id: Uuid, result: Result<(), String>, out: &mut Outputs) {
         if let Err(why) = &result {
             warn!("{}: instance {id} can't be removed: {why}", out.node());
         }
@@ -621,29 +456,28 @@ impl Instances {
         let Life::Removing(next) = instance.life else {
             return;
         };
-        let record = instance.record.clone();
-        let after = record.after;
+        let after = instance.record.after;
         match result {
             Ok(()) => {
+                instance.report(after, out);
                 self.all.remove(&id);
-                report_after(now, id, after, record, out);
             }
             Err(why) => {
                 instance.life = Life::Stopped(match after {
                     // No command asked for this removal, so no command would try it again.
-                    RecordAfter::Retire => Next::Delete(now + REMOVED_AGAIN),
+                    RecordAfter::Retire => Next::Delete(out.now() + REMOVED_AGAIN),
                     _ => next,
                 });
                 instance.record.after = RecordAfter::Nothing;
                 // The record on the disk has the command that is refused now, and the next agent would continue it.
-                self.save(id, out);
+                instance.save(out);
                 if after == RecordAfter::Delete {
                     // Of the protocol's three reasons, `invalid_data` is the only one that does not
                     // claim that the instance is gone.
-                    out.fail(now, Command::DELETE, subject(id), &Refused::invalid(why));
+                    out.fail(Command::DELETE, subject(id), &Refused::invalid(why));
                 } else if after != RecordAfter::Retire {
                     // The instance was not removed, but it has stopped.
-                    report_after(now, id, after, record, out);
+                    instance.report(after, out);
                 }
             }
         }
@@ -654,91 +488,44 @@ impl Instances {
     ///
     /// # Errors
     /// The volume is attached already, or is not, or too many commands wait.
-    pub(super) fn handle_volume(
-        &mut self,
-        now: Instant,
-        id: Uuid,
-        op: VolumeOp,
-        out: &mut Outputs,
-    ) -> Result<(), Refused> {
+    pub(super) fn handle_volume(&mut self, id: Uuid, op: VolumeOp, out: &mut Outputs) -> Result<(), Refused> {
         let instance = self.all.get_mut(&id).ok_or(Reason::NoInstance)?;
         // If others wait before it, `handle_volume_done` begins it.
         if instance.volumes.handle_op(op)? {
-            self.next_volume_op(now, id, out);
+            instance.next_volume_op(out);
         }
         Ok(())
-    }
-
-    /// Begins the first volume command of an instance, unless it has to wait for the launch.
-    fn next_volume_op(&mut self, now: Instant, id: Uuid, out: &mut Outputs) {
-        let Some(instance) = self.all.get(&id) else {
-            return;
-        };
-        let Some(op) = instance.volumes.next() else {
-            return;
-        };
-        match (instance.life, &instance.driver) {
-            (Life::Active | Life::Stopped(_), Some(driver)) => {
-                let (driver, handle) = (Arc::clone(driver), instance.record.handle());
-                out.job(Job::Volume {
-                    instance: id,
-                    driver,
-                    handle,
-                    op,
-                });
-            }
-            // `handle_launched` and `handle_not_launched` call this function again.
-            (Life::Launching(_), _) => {}
-            _ => {
-                let error = Refused::new(Reason::InstanceFailure, "the instance is ending");
-                self.handle_volume_done(now, id, op, Err(error), out);
-            }
-        }
     }
 
     /// A worker has done a volume command, or could not.
     pub(super) fn handle_volume_done(
         &mut self,
-        now: Instant,
         id: Uuid,
         op: VolumeOp,
         result: Result<(), Refused>,
         out: &mut Outputs,
     ) {
+        if let Err(e) = &result {
+            op.refuse(id, e, out);
+        }
         if let Some(instance) = self.all.get_mut(&id) {
             instance.volumes.handle_done(op, result.is_ok());
+            instance.next_volume_op(out);
         }
-        if let Err(e) = result {
-            let why = format_args!("volume {} of instance {id}: {e}", op.volume);
-            out.complain(now, "volume", why);
-            let command = if op.attach {
-                Command::ATTACH_VOLUME
-            } else {
-                Command::DETACH_VOLUME
-            };
-            let subject = CommandSubject {
-                volume_uuid: op.volume.into(),
-                ..subject(id)
-            };
-            out.fail(now, command, subject, &e);
-        }
-        self.next_volume_op(now, id, out);
     }
 
     /// Kills instances whose grace period is over, and deletes those whose retention is.
-    pub(super) fn handle_tick(&mut self, now: Instant, out: &mut Outputs) {
+    pub(super) fn handle_tick(&mut self, out: &mut Outputs) {
         for (id, instance) in &mut self.all {
-            let Some(event) = instance.handle_tick(now) else {
+            let Some(event) = instance.handle_tick(out.now()) else {
                 continue;
             };
             warn!("{}: instance {id} {event}", out.node());
-            if let Some((driver, running)) = instance.running() {
-                out.job(Job::Kill(driver, running));
-            }
+            instance.kill(out);
         }
         let kept = |(id, instance): (&Uuid, &Instance)| Some((instance.kept_until()?, *id));
         let kept = self.all.iter().filter_map(kept);
-        for id in retention::over(now, kept, self.settings.policy.retention_count) {
+        for id in retention::over(out.now(), kept, self.settings.policy.retention_count) {
             info!(
                 "{}: the retention of instance {id} is over, and it is deleted",
                 out.node()
@@ -747,24 +534,9 @@ impl Instances {
                 // `handle_removed` reads this field: it sends InstanceDeleted, or tries again after an
                 // error.
                 instance.record.after = RecordAfter::Retire;
+                instance.remove(out);
             }
-            self.remove(id, out);
             out.wish_stats();
-        }
-    }
-}
-
-/// Sends the event that belongs to the step `after`. The event has the end of the last run,
-/// because the instance may be removed before STATS list it as ended.
-fn report_after(now: Instant, id: Uuid, after: RecordAfter, record: Record, out: &mut Outputs) {
-    let (instance_uuid, end) = (id.into(), record.end());
-    match after {
-        RecordAfter::Nothing | RecordAfter::Keep => {}
-        RecordAfter::Delete | RecordAfter::Retire => {
-            out.report(now, Frame::of(&InstanceDeleted { instance_uuid, end }));
-        }
-        RecordAfter::Evacuate | RecordAfter::Release => {
-            out.report(now, Frame::of(&InstanceStopped { instance_uuid, end }));
         }
     }
 }

@@ -119,23 +119,24 @@ impl Control {
     /// Takes over the instances of a former agent, ends its runs whose records are gone, and makes the
     /// networks that the instances need. This blocks, so it is called before the agent's thread starts.
     pub(crate) fn adopt(&mut self, now: Instant, node: NodeRecord, stored: Vec<Stored>) {
+        self.outputs.handle_time(now);
         for stored in stored {
-            self.adopt_instance(now, stored);
+            self.adopt_instance(stored);
         }
         if self.service.handle_adopted(node) {
-            self.outputs.job(self.service.save());
+            self.service.save(&mut self.outputs);
             self.instances
-                .handle_evacuate(now, self.settings.grace, &mut self.outputs);
+                .handle_evacuate(self.settings.grace, &mut self.outputs);
         }
         adopt::sweep(&self.settings, &self.instances);
         adopt::restore_networks(&self.settings, &self.instances);
     }
 
-    fn adopt_instance(&mut self, now: Instant, stored: Stored) {
+    fn adopt_instance(&mut self, stored: Stored) {
         let (id, age) = (stored.instance, stored.age);
         let settings = Arc::clone(&self.settings);
         let Some(root) = &settings.state else { return };
-        let Some((instance, ended)) = adopt::examine(&settings, root, stored, now, &mut self.outputs) else {
+        let Some((instance, ended)) = adopt::examine(&settings, root, stored, &mut self.outputs) else {
             return;
         };
         let after = instance.record.after;
@@ -145,28 +146,29 @@ impl Control {
             return;
         }
         if let Some(ended) = ended {
-            self.ended(now, ended);
+            self.ended(ended);
         } else if after != RecordAfter::Nothing {
-            self.instances.end(now, id, after, &mut self.outputs);
+            self.instances.end(id, after, &mut self.outputs);
         } else if !is_running {
-            self.instances.take_up(now, id, age);
+            self.instances.take_up(self.outputs.now(), id, age);
         }
     }
 
     /// Handles an input. [`take_actions`](Self::take_actions) returns the outputs.
     pub fn handle(&mut self, now: Instant, input: Input) {
         let out = &mut self.outputs;
+        out.handle_time(now);
         match input {
-            Input::Connected { configuration } => self.connected(now, configuration),
+            Input::Connected { configuration } => self.connected(configuration),
             Input::Disconnected => {
                 out.handle_disconnected();
                 out.act(Action::Stream(StreamOrder::CloseAll));
             }
-            Input::Frame(frame) => self.frame(now, &frame),
-            Input::Unsent(frames) => out.handle_unsent(now, frames),
-            Input::Done(done) => self.done(now, done),
+            Input::Frame(frame) => self.frame(&frame),
+            Input::Unsent(frames) => out.handle_unsent(frames),
+            Input::Done(done) => self.done(done),
             Input::News(News::Ended(ended)) => {
-                self.ended(now, ended);
+                self.ended(ended);
                 self.outputs.wish_stats();
             }
             Input::News(News::Health {
@@ -183,16 +185,16 @@ impl Control {
                 };
                 info!("{}: {status}", self.settings.node);
                 // Recorded, so that the next agent of this node is offline, too.
-                out.job(self.service.save());
+                self.service.save(out);
                 out.wish_report();
             }
             Input::Tick => {}
         }
-        self.carry_out_wishes(now);
+        self.carry_out_wishes();
         // These report changes of the state, and any input can change the state. They compare the
         // state with the last report, so no handler has to call them.
-        self.sync_tenants(now);
-        self.tick(now);
+        self.sync_tenants();
+        self.tick();
     }
 
     /// The outputs since the last call, in order.
@@ -256,34 +258,34 @@ impl Control {
         );
     }
 
-    fn connected(&mut self, now: Instant, configuration: Option<Bytes>) {
+    fn connected(&mut self, configuration: Option<Bytes>) {
         self.outputs.handle_connected();
         if let Some(configuration) = configuration {
             // The configuration comes before the status, because its limits decide between READY and FULL.
-            self.configure(now, &configuration);
+            self.configure(&configuration);
         }
         // The status comes first, because a scheduler sends STARTs to a node only after READY.
         self.announce(true);
-        self.outputs.repeat(now);
+        self.outputs.repeat();
         self.tenants.handle_connected();
-        self.reports.handle_connected(now);
+        self.reports.handle_connected(self.outputs.now());
     }
 
-    fn frame(&mut self, now: Instant, frame: &Frame) {
+    fn frame(&mut self, frame: &Frame) {
         if frame.kind().frame_type == FrameType::COMMAND {
-            self.command(now, frame);
+            self.command(frame);
             // A command that was refused is traced as well, because the trace records the way of
             // the frame and not its effect.
             if frame.trace().is_some() {
                 let report = Frame::of(&TraceReport::from_frames([frame]));
-                self.outputs.report(now, report);
+                self.outputs.report(report);
             }
         } else if frame.kind() != Status::CONNECTED {
             debug!("{}: {} is not for agents", self.settings.node, frame.kind());
         }
     }
 
-    fn done(&mut self, now: Instant, done: Done) {
+    fn done(&mut self, done: Done) {
         let (instances, out) = (&mut self.instances, &mut self.outputs);
         match done {
             Done::Condemned {
@@ -293,24 +295,24 @@ impl Control {
             } => instances.handle_condemned(instance, &handle, &why, out),
             Done::Launched { instance, result } => {
                 match result {
-                    Ok((handle, began)) => instances.handle_launched(now, instance, &handle, began, out),
+                    Ok((handle, began)) => instances.handle_launched(instance, &handle, began, out),
                     Err(error) => {
                         let is_evacuated = self.service.is_evacuated();
-                        instances.handle_not_launched(now, instance, error, is_evacuated, out);
+                        instances.handle_not_launched(instance, error, is_evacuated, out);
                     }
                 }
                 out.wish_stats();
             }
-            Done::Signalled { instance } => instances.handle_signalled(now, instance),
+            Done::Signalled { instance } => instances.handle_signalled(out.now(), instance),
             Done::Removed { instance, result } => {
-                instances.handle_removed(now, instance, result, out);
+                instances.handle_removed(instance, result, out);
                 out.wish_stats();
             }
             Done::Volume { instance, op, result } => {
-                instances.handle_volume_done(now, instance, op, result, out);
+                instances.handle_volume_done(instance, op, result, out);
                 out.wish_stats();
             }
-            Done::Unsaved { instance, why } => instances.handle_unsaved(now, instance, &why, out),
+            Done::Unsaved { instance, why } => instances.handle_unsaved(instance, &why, out),
             Done::NodeUnsaved { why } => {
                 self.service.handle_unsaved();
                 let next = match self.service.reached() {
@@ -318,14 +320,9 @@ impl Control {
                     None => String::new(),
                 };
                 let why = format_args!("the node's record can't be saved{next}: {why}");
-                out.complain(now, "node not saved", why);
+                out.complain("node not saved", why);
             }
-            Done::Evacuated(next) => {
-                let reached = self.service.handle_saved(&next);
-                reached
-                    .into_iter()
-                    .for_each(|next| out.act(Action::Evacuated(next)));
-            }
+            Done::Evacuated(next) => self.service.handle_saved(next, out),
             Done::Measured {
                 facts,
                 usages,
@@ -337,7 +334,7 @@ impl Control {
         }
     }
 
-    fn ended(&mut self, now: Instant, ended: Ended) {
+    fn ended(&mut self, ended: Ended) {
         let Some(instance) = self.instances.ends(&ended) else {
             return;
         };
@@ -348,15 +345,14 @@ impl Control {
             self.send_stats();
         }
         self.capacity.handle_freed(memory_mb);
-        self.instances.handle_ended(now, ended, &mut self.outputs);
+        self.instances.handle_ended(ended, &mut self.outputs);
     }
 
     fn measured(&mut self, facts: Facts, usages: Vec<(Uuid, Option<RunId>, Usage)>) {
         self.reports.handle_measured();
         self.capacity.handle_measured(facts);
         self.instances.handle_measured(usages, &mut self.outputs);
-        let unsaved = self.service.save_again();
-        unsaved.into_iter().for_each(|job| self.outputs.job(job));
+        self.service.save_again(&mut self.outputs);
         // The status comes before the STATS, as at the beginning of a session.
         if self.has_status_changed() {
             self.announce(true);
@@ -365,11 +361,12 @@ impl Control {
     }
 
     /// Carries out everything whose time has come.
-    fn tick(&mut self, now: Instant) {
-        self.instances.handle_tick(now, &mut self.outputs);
+    fn tick(&mut self) {
+        let now = self.outputs.now();
+        self.instances.handle_tick(&mut self.outputs);
         if self.service.is_open() {
             for id in self.instances.due_restarts(now) {
-                self.start_again(now, id);
+                self.start_again(id);
                 self.outputs.wish_stats();
             }
         }
@@ -377,18 +374,17 @@ impl Control {
         let is_empty = !self.instances.iter().any(|(_, instance)| instance.is_busy());
         if is_empty && self.service.handle_empty() {
             self.announce(true);
-            self.reach_next_state();
+            self.service.reach_next_state(&mut self.outputs);
             self.outputs.wish_stats();
         }
-        self.carry_out_wishes(now);
+        self.carry_out_wishes();
         let due = self.reports.handle_tick(now);
         if due.stats {
             self.send_stats();
         }
         if due.measurement {
             let subjects = self.instances.begin_measurement();
-            let network = self.settings.network.clone();
-            self.outputs.job(Job::Measure(network, subjects));
+            self.outputs.job(Job::Measure(subjects));
         }
         let retry = self.outputs.next_deadline(self.service.has_status());
         if retry.is_some_and(|due| now >= due) {
@@ -400,28 +396,24 @@ impl Control {
     }
 
     /// Sends the status and schedules the STATS that the rooms have asked for.
-    fn carry_out_wishes(&mut self, now: Instant) {
+    fn carry_out_wishes(&mut self) {
         let (status, stats) = self.outputs.take_wishes();
         if let Some(in_any_case) = status {
             self.announce(in_any_case);
         }
         if stats {
-            self.reports.handle_change(now, self.instances.iter().count());
+            let instances = self.instances.iter().count();
+            self.reports.handle_change(self.outputs.now(), instances);
         }
     }
 
-    fn reach_next_state(&mut self) {
-        let saved = self.service.reach_next_state();
-        saved.into_iter().for_each(|job| self.outputs.job(job));
-    }
-
     /// Applies a configuration. An invalid one is sent back with InvalidConfiguration.
-    fn configure(&mut self, now: Instant, payload: &Bytes) {
+    fn configure(&mut self, payload: &Bytes) {
         let out = &mut self.outputs;
         match Configure::decode_valid(payload) {
             Ok(configure) => {
                 if configure.launcher != *self.capacity.launcher()
-                    && let Some(more) = out.may_log(now, "new configuration")
+                    && let Some(more) = out.may_log("new configuration")
                 {
                     let launcher = format!("{:?}", configure.launcher);
                     info!("{}: new configuration: {}{more}", out.node(), excerpt(launcher));
@@ -431,26 +423,26 @@ impl Control {
             }
             Err(e) => {
                 let why = format_args!("the configuration is refused: {e}");
-                out.complain(now, "CONFIGURE", why);
+                out.complain("CONFIGURE", why);
                 let refused = payload.clone();
-                out.report(now, Frame::of(&InvalidConfiguration { refused }));
+                out.report(Frame::of(&InvalidConfiguration { refused }));
             }
         }
     }
 
-    fn command(&mut self, now: Instant, frame: &Frame) {
+    fn command(&mut self, frame: &Frame) {
         let command = Command(frame.kind().operand);
         let result = match command {
-            Command::START => self.start(now, frame),
-            Command::STOP => self.stop(now, frame),
+            Command::START => self.start(frame),
+            Command::STOP => self.stop(frame),
             Command::RESTART => self.restart(frame),
-            Command::DELETE => self.delete(now, frame),
-            Command::EVACUATE => self.evacuate(now, frame),
-            Command::RESTORE => self.restore(now, frame),
-            Command::ATTACH_VOLUME => self.volume(now, frame, true),
-            Command::DETACH_VOLUME => self.volume(now, frame, false),
+            Command::DELETE => self.delete(frame),
+            Command::EVACUATE => self.evacuate(frame),
+            Command::RESTORE => self.restore(frame),
+            Command::ATTACH_VOLUME => self.volume(frame, true),
+            Command::DETACH_VOLUME => self.volume(frame, false),
             Command::CONFIGURE => {
-                self.configure(now, frame.payload_bytes());
+                self.configure(frame.payload_bytes());
                 self.outputs.wish_status(false);
                 Ok(())
             }
@@ -465,8 +457,8 @@ impl Control {
             let subject = CommandSubject::of(frame);
             let kind = frame.kind().name().unwrap_or("refused");
             let about = excerpt(&subject.instance_uuid);
-            out.complain(now, kind, format_args!("{command} {about} refused: {refused}"));
-            out.fail(now, command, subject, &refused);
+            out.complain(kind, format_args!("{command} {about} refused: {refused}"));
+            out.fail(command, subject, &refused);
         }
         if command == Command::START {
             // A scheduler with the strict policy sends the next START only after this status.
@@ -474,19 +466,20 @@ impl Control {
         }
     }
 
-    fn start(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn start(&mut self, frame: &Frame) -> Result<(), Refused> {
         let payload: StartPayload = frame.payload()?;
         let id = payload.start.instance_uuid;
         self.outputs.handle_start(id);
         let (settings, service, instances) = (&self.settings, &self.service, &self.instances);
         let start = (frame, payload);
+        let now = self.outputs.now();
         let (instance, launch) = admission::start(settings, service, &self.capacity, instances, now, start)?;
         self.instances
             .handle_start(id, instance, launch, &mut self.outputs);
         Ok(())
     }
 
-    fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn stop(&mut self, frame: &Frame) -> Result<(), Refused> {
         let stop: Stop = frame.payload()?;
         let (id, instance) = self.target(&stop.workload_agent_uuid, &stop.instance_uuid)?;
         if !instance.can_be_stopped() {
@@ -497,11 +490,11 @@ impl Control {
         } else {
             RecordAfter::Delete
         };
-        self.instances.end(now, id, after, &mut self.outputs);
+        self.instances.end(id, after, &mut self.outputs);
         Ok(())
     }
 
-    fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn delete(&mut self, frame: &Frame) -> Result<(), Refused> {
         let delete: Delete = frame.payload()?;
         let (id, _) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
         let after = if delete.stop {
@@ -509,7 +502,7 @@ impl Control {
         } else {
             RecordAfter::Delete
         };
-        self.instances.end(now, id, after, &mut self.outputs);
+        self.instances.end(id, after, &mut self.outputs);
         Ok(())
     }
 
@@ -548,7 +541,7 @@ impl Control {
     }
 
     /// Starts an instance whose restart is due, by its restart policy.
-    fn start_again(&mut self, now: Instant, id: Uuid) {
+    fn start_again(&mut self, id: Uuid) {
         let found = self.instances.get(id);
         let parts = found.and_then(|instance| Some((instance.start.clone()?, instance.driver.clone()?)));
         let Some((start, driver)) = parts else {
@@ -565,12 +558,12 @@ impl Control {
         };
         let out = &mut self.outputs;
         match refused {
-            Some(why) => self.instances.handle_restart_refused(now, id, &why, out),
+            Some(why) => self.instances.handle_restart_refused(id, &why, out),
             None => self.instances.handle_restart_due(id, start, out),
         }
     }
 
-    fn evacuate(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn evacuate(&mut self, frame: &Frame) -> Result<(), Refused> {
         let evacuate: Evacuate = frame.payload()?;
         self.check_node(&evacuate.workload_agent_uuid)?;
         let out = &mut self.outputs;
@@ -578,50 +571,50 @@ impl Control {
             out.wish_report();
             return Ok(());
         }
-        if let Some(more) = out.may_log(now, "evacuated") {
+        if let Some(more) = out.may_log("evacuated") {
             let next = excerpt(&evacuate.next_state);
             let how = if evacuate.drain { "drained" } else { "evacuated" };
             info!("{}: {how}, next is {next}{more}", out.node());
         }
         if evacuate.drain {
             self.service.handle_drain();
-            out.job(self.service.save());
+            self.service.save(out);
             out.wish_report();
             return Ok(());
         }
         let begins = self.service.handle_evacuate(evacuate.next_state);
-        out.job(self.service.save());
+        self.service.save(out);
         if begins {
             let within = match evacuate.deadline {
                 // 0 means that EVACUATE sets no deadline.
                 0 => self.settings.grace,
                 seconds => Duration::from_secs(seconds.into()),
             };
-            self.instances.handle_evacuate(now, within, out);
+            self.instances.handle_evacuate(within, out);
         } else {
             // This EVACUATE is a repetition. Its sender waits for the status, so it is sent again.
             self.announce(true);
             self.outputs.wish_stats();
-            self.reach_next_state();
+            self.service.reach_next_state(&mut self.outputs);
         }
         Ok(())
     }
 
-    fn restore(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn restore(&mut self, frame: &Frame) -> Result<(), Refused> {
         self.check_node(&frame.payload::<Restore>()?.workload_agent_uuid)?;
         let out = &mut self.outputs;
         if self.service.handle_restore() {
-            if let Some(more) = out.may_log(now, "restored") {
+            if let Some(more) = out.may_log("restored") {
                 info!("{}: restored{more}", out.node());
             }
-            out.job(self.service.save());
+            self.service.save(out);
         }
         // The status answers Restore, so it is sent even if nothing has changed.
         out.wish_report();
         Ok(())
     }
 
-    fn volume(&mut self, now: Instant, frame: &Frame, attach: bool) -> Result<(), Refused> {
+    fn volume(&mut self, frame: &Frame, attach: bool) -> Result<(), Refused> {
         let (node, instance, volume) = if attach {
             let it: AttachVolume = frame.payload()?;
             (it.workload_agent_uuid, it.instance_uuid, it.volume_uuid)
@@ -642,7 +635,7 @@ impl Control {
             return Err(Reason::InstanceFailure.into());
         }
         let op = VolumeOp { volume, attach };
-        self.instances.handle_volume(now, id, op, &mut self.outputs)
+        self.instances.handle_volume(id, op, &mut self.outputs)
     }
 
     /// Handles a command for a stream. Commands for a stream that has ended have no effect.
@@ -779,7 +772,7 @@ impl Control {
 
     /// Reports tenants that were added or removed to their concentrators. Only compute nodes have
     /// tunnels to concentrators.
-    fn sync_tenants(&mut self, now: Instant) {
+    fn sync_tenants(&mut self) {
         if !self.outputs.is_connected() || !self.settings.role.contains(Role::AGENT) {
             return;
         }
@@ -792,7 +785,7 @@ impl Control {
             instances.filter_map(|(_, it)| tenant_of(&it.start.as_ref()?.start, self.settings.node, &ip))
         };
         for frame in self.tenants.handle_present(tenants(true), tenants(false)) {
-            self.outputs.report(now, frame);
+            self.outputs.report(frame);
         }
     }
 }

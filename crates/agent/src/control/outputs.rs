@@ -32,6 +32,8 @@ pub(super) const REPEATED: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Outputs {
     node: Uuid,
+    /// The time of the present input.
+    now: Instant,
     connected: bool,
     actions: Vec<Action>,
     /// Frames that wait for a session, or for room in the client's queue.
@@ -66,6 +68,7 @@ impl Outputs {
     pub(super) fn new(node: Uuid, now: Instant) -> Self {
         Self {
             node,
+            now,
             connected: false,
             actions: Vec::new(),
             parked: VecDeque::new(),
@@ -81,6 +84,15 @@ impl Outputs {
 
     pub(super) fn node(&self) -> Uuid {
         self.node
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// The next outputs are those of an input at this time.
+    pub(super) fn handle_time(&mut self, now: Instant) {
+        self.now = now;
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -130,9 +142,9 @@ impl Outputs {
 
     /// Says again what the session before may have lost, and then sends the parked frames. The failures
     /// come first, because they are older. A failure that is parked is sent once.
-    pub(super) fn repeat(&mut self, now: Instant) {
+    pub(super) fn repeat(&mut self) {
         self.failed
-            .retain(|failed| now.saturating_duration_since(failed.at) < REPEATED);
+            .retain(|failed| self.now.saturating_duration_since(failed.at) < REPEATED);
         let again = self.failed.iter().map(|failed| &failed.failure);
         let again = again.filter(|failure| !self.parked.contains(failure));
         self.actions.extend(again.cloned().map(Action::Send));
@@ -144,26 +156,26 @@ impl Outputs {
     }
 
     /// Handles frames that could not be sent, in their order.
-    pub(super) fn handle_unsent(&mut self, now: Instant, frames: Vec<Frame>) {
-        self.retry_due = now + RETRY;
+    pub(super) fn handle_unsent(&mut self, frames: Vec<Frame>) {
+        self.retry_due = self.now + RETRY;
         for frame in frames {
             if frame.kind().frame_type == FrameType::STATUS {
                 // The present status is sent at `retry_due`.
                 self.announced = None;
             } else if frame.kind() != Command::STATS {
                 // The next STATS replace unsent ones.
-                self.park(now, frame);
+                self.park(frame);
             }
         }
     }
 
-    fn park(&mut self, now: Instant, frame: Frame) {
+    fn park(&mut self, frame: Frame) {
         if self.parked.len() >= MAX_PARKED {
             let dropped = self.parked.pop_front();
             let kind = dropped.map(|frame| frame.kind().to_string()).unwrap_or_default();
             let dropped =
                 format_args!("{MAX_PARKED} frames wait for a session: the oldest, {kind}, is dropped");
-            self.complain(now, "dropped", dropped);
+            self.complain("dropped", dropped);
         }
         self.parked.push_back(frame);
     }
@@ -179,11 +191,11 @@ impl Outputs {
 
     /// Sends a frame that must not be lost: now if there is a session, otherwise in the next one. It
     /// overtakes no parked frame, because the end of an instance, for example, follows its stop.
-    pub(super) fn report(&mut self, now: Instant, frame: Frame) {
+    pub(super) fn report(&mut self, frame: Frame) {
         if self.connected && self.parked.is_empty() {
             self.act(Action::Send(frame));
         } else {
-            self.park(now, frame);
+            self.park(frame);
         }
     }
 
@@ -212,17 +224,11 @@ impl Outputs {
     }
 
     /// Answers a command that was not carried out.
-    pub(super) fn fail(
-        &mut self,
-        now: Instant,
-        command: Command,
-        mut subject: CommandSubject,
-        refused: &Refused,
-    ) {
+    pub(super) fn fail(&mut self, command: Command, mut subject: CommandSubject, refused: &Refused) {
         subject.node_uuid = self.node.into();
         let instance = subject.instance_uuid.clone();
         let Some(failure) = refusal::failure(command, subject, refused) else {
-            return self.report(now, refusal::invalid_frame(command.into(), &refused.reason));
+            return self.report(refusal::invalid_frame(command.into(), &refused.reason));
         };
         if command == Command::START {
             *self.failures.entry(refused.reason.word()).or_default() += 1;
@@ -234,13 +240,13 @@ impl Outputs {
                     self.failed.pop_front();
                 }
                 self.failed.push_back(Failed {
-                    at: now,
+                    at: self.now,
                     instance,
                     failure: failure.clone(),
                 });
             }
         }
-        self.report(now, failure);
+        self.report(failure);
     }
 
     /// Forgets the earlier failure of a START that is received again.
@@ -250,13 +256,13 @@ impl Outputs {
 
     /// True if a line of this kind may be logged, with the number of lines that were left out. The
     /// number of lines of each kind is limited, because a controller could otherwise fill the log.
-    pub(super) fn may_log(&mut self, now: Instant, kind: &'static str) -> Option<impl fmt::Display + use<>> {
-        self.log.admit((), kind, now)
+    pub(super) fn may_log(&mut self, kind: &'static str) -> Option<impl fmt::Display + use<>> {
+        self.log.admit((), kind, self.now)
     }
 
     /// Logs a problem, within the limit for its kind.
-    pub(super) fn complain(&mut self, now: Instant, kind: &'static str, what: impl fmt::Display) {
-        if let Some(more) = self.may_log(now, kind) {
+    pub(super) fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
+        if let Some(more) = self.may_log(kind) {
             warn!("{}: {}{more}", self.node, excerpt(what));
         }
     }

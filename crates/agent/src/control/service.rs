@@ -14,7 +14,8 @@
 
 use ssntp_payload::NextState;
 
-use super::events::Job;
+use super::events::{Action, Job};
+use super::outputs::Outputs;
 use crate::store::NodeRecord;
 
 /// The service of a node.
@@ -84,9 +85,9 @@ impl Service {
         self.reached.as_ref()
     }
 
-    /// The job that saves the node's record, and then reports the next state of the machine that waits
-    /// for it, if there is one.
-    pub(super) fn save(&self) -> Job {
+    /// Has the node's record saved, and then the next state of the machine reported that waits for it, if there
+    /// is one.
+    pub(super) fn save(&self, out: &mut Outputs) {
         let record = NodeRecord {
             // An evacuation under way counts as maintenance, so the next agent continues it.
             maintenance: matches!(self.mode, Mode::Evacuating | Mode::Maintenance),
@@ -94,7 +95,7 @@ impl Service {
             offline: self.offline,
             closed: self.mode == Mode::Closed,
         };
-        Job::SaveNode(record, self.reached.clone())
+        out.job(Job::SaveNode(record, self.reached.clone()));
     }
 
     /// Continues the service of a former agent. True if instances are to be stopped: the mode becomes
@@ -157,21 +158,21 @@ impl Service {
 
     /// Reports the next state of the machine to the agent's owner. That it was reported is recorded
     /// first, because otherwise the next agent of a machine that was rebooted would report `reboot`
-    /// again. Returns the job that records it.
-    pub(super) fn reach_next_state(&mut self) -> Option<Job> {
-        match std::mem::take(&mut self.next_state) {
-            NextState::Maintenance => None,
-            next => {
-                self.reached = Some(next);
-                Some(self.save())
-            }
+    /// again.
+    pub(super) fn reach_next_state(&mut self, out: &mut Outputs) {
+        let next = std::mem::take(&mut self.next_state);
+        if next != NextState::Maintenance {
+            self.reached = Some(next);
+            self.save(out);
         }
     }
 
-    /// The record is on the disk: returns the next state to report. A state that a further EVACUATE or a
-    /// Restore has replaced is not reported, and none is reported twice.
-    pub(super) fn handle_saved(&mut self, next: &NextState) -> Option<NextState> {
-        self.reached.take_if(|reached| reached == next)
+    /// The record is on the disk: reports this next state. A state that a further EVACUATE or a Restore has
+    /// replaced is not reported, and none is reported twice.
+    pub(super) fn handle_saved(&mut self, next: NextState, out: &mut Outputs) {
+        if self.reached.take_if(|reached| *reached == next).is_some() {
+            out.act(Action::Evacuated(next));
+        }
     }
 
     /// The record could not be saved.
@@ -179,8 +180,10 @@ impl Service {
         self.is_unsaved = true;
     }
 
-    /// The job that saves the record again, if it could not be saved.
-    pub(super) fn save_again(&mut self) -> Option<Job> {
-        std::mem::take(&mut self.is_unsaved).then(|| self.save())
+    /// Has the record saved again, if it could not be saved.
+    pub(super) fn save_again(&mut self, out: &mut Outputs) {
+        if std::mem::take(&mut self.is_unsaved) {
+            self.save(out);
+        }
     }
 }

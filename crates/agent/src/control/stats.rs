@@ -54,6 +54,7 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     let time = |millis: u64| -> Box<str> {
         timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 }).into()
     };
+    let text = |text: &str, is_shown: bool| Box::from(if is_shown { text } else { "" });
     let (is_over, health) = (!instance.is_running(), instance.health());
     let state = match instance.life {
         Life::Launching(_) => InstanceState::Pending,
@@ -80,16 +81,8 @@ pub(super) fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
         exit_code: if is_over { record.exit_code.into() } else { -1 },
         exit_signal: if is_over { record.exit_signal.into() } else { 0 },
         out_of_memory: is_over && record.out_of_memory,
-        detail: if run {
-            record.detail.as_str().into()
-        } else {
-            Box::default()
-        },
-        last_lines: if is_over {
-            record.last_lines.as_str().into()
-        } else {
-            Box::default()
-        },
+        detail: text(&record.detail, run),
+        last_lines: text(&record.last_lines, is_over),
         health: health.map_or(HealthState::Unset, |health| health.state.clone()),
         health_since: health
             .map(|health| time(millis(health.since)))

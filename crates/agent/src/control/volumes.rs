@@ -3,11 +3,13 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use ssntp::payload::Id;
+use ssntp::proto::Command;
 use ssntp_cluster::refusal::{Reason, Refused};
-use ssntp_payload::{Start, Storage};
+use ssntp_payload::{CommandSubject, Start, Storage};
 use uuid::Uuid;
 
 use super::events::VolumeOp;
+use super::outputs::{Outputs, subject};
 
 /// The maximum number of volume commands of one instance that wait or are under way.
 pub(super) const MAX_VOLUME_OPS: usize = 16;
@@ -69,6 +71,24 @@ impl Volumes {
         } else if is_done {
             self.attached.remove(&op.volume);
         }
+    }
+}
+
+impl VolumeOp {
+    /// Answers the command of an instance with its failure.
+    pub(super) fn refuse(self, instance: Uuid, why: &Refused, out: &mut Outputs) {
+        let line = format_args!("volume {} of instance {instance}: {why}", self.volume);
+        out.complain("volume", line);
+        let command = if self.attach {
+            Command::ATTACH_VOLUME
+        } else {
+            Command::DETACH_VOLUME
+        };
+        let subject = CommandSubject {
+            volume_uuid: self.volume.into(),
+            ..subject(instance)
+        };
+        out.fail(command, subject, why);
     }
 }
 

@@ -12,9 +12,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `process` | [`ProcessDriver`]: a process of this machine |
+//! | `process` | the program of an instance that is a process of this machine |
 //! | `secrets` | the variables of a process that are in files of the node |
-//! | `supervisor` | a process for each run, which outlives the agent, for drivers that run programs |
+//! | `supervisor` | [`ProcessDriver`]: a supervisor for each run, which outlives the agent |
 
 mod process;
 mod secrets;
@@ -30,10 +30,9 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-pub use self::process::ProcessDriver;
 pub use self::process::{DEFAULT_PATH, give};
 pub(crate) use self::supervisor::boot_id;
-pub use self::supervisor::{Confinement, supervise};
+pub use self::supervisor::{Confinement, ProcessDriver, supervise};
 pub use super::place::{InstanceDir, User};
 use super::policy::Policy;
 use crate::network::Wire;

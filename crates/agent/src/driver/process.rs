@@ -39,7 +39,7 @@
 //! can't be executed. A program that ran, however short, was started: its instance is then
 //! `exited`, with an exit code.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
@@ -49,136 +49,58 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::secrets;
-use super::supervisor::{Confinement, DEFAULT_LOG_MB, Exec, Program, Supervisors};
-use super::{
-    Commit, Driver, Found, InstanceDir, Launch, Measurable, NewsSink, Reason, Refused, RunId, Running, Usage,
-    User,
-};
+use super::supervisor::{Exec, Program};
+use super::{InstanceDir, Launch, Reason, Refused, User};
 use ssntp_payload::{Start, VmType};
-use ssntp_transport::setters;
 
 /// The `PATH` of programs if the agent itself has none.
 pub const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Runs instances as processes. The module's source describes the environment of a process.
-#[derive(Clone, Debug)]
-pub struct ProcessDriver {
-    supervisors: Supervisors,
-    log_mb: u32,
+/// Checks that a START is for a process.
+pub(super) fn check(start: &Start) -> Result<(), Refused> {
+    if start.vm_type != VmType::Process {
+        let kind = match start.vm_type.as_str() {
+            "" => "qemu",
+            kind => kind,
+        };
+        return Err(Refused::launch(format!("this agent runs processes, not {kind}")));
+    }
+    check_texts(start)
 }
 
-impl ProcessDriver {
-    /// A driver. It has a thread of its own, which ends with the driver; the processes go on.
-    ///
-    /// # Errors
-    /// The thread can't be started.
-    pub fn new(confinement: Confinement) -> io::Result<Self> {
-        Ok(Self {
-            supervisors: Supervisors::new(confinement)?,
-            log_mb: DEFAULT_LOG_MB,
-        })
+/// The program of an instance.
+pub(super) fn program<'a>(launch: &Launch<'a>) -> Result<Program<'a>, Refused> {
+    let (place, start) = (launch.place, &launch.payload.start);
+    let work = place.work();
+    let Some((program, arguments)) = start.command.split_first() else {
+        return Err(Refused::new(Reason::InvalidData, "there is no command"));
+    };
+    let files = secrets::variables(start, launch.policy.secrets.as_deref())?;
+    let mut env = environment(place, start, files);
+    if let Some(wire) = launch.network {
+        // The START's own variables win.
+        let of_node = wire.prepare(place, launch.user)?.into_iter();
+        env.extend(of_node.filter(|(name, _)| name.to_str().is_none_or(|n| !start.env.contains_key(n))));
     }
-
-    setters! {
-        /// The maximum output of an instance that is kept, in MB, for each of `stdout.log` and
-        /// `stderr.log`. The older half is in a file of its own, whose name ends with `.1`. The limit
-        /// counts for runs that start from now on. Default: 16.
-        log_mb: u32;
-    }
-
-    /// The program that supervises instances; it has to call [`supervise`](super::supervise).
-    /// Default: this program, if it has called `supervise`.
-    #[must_use]
-    pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
-        self.supervisors.program(program.into());
-        self
-    }
-}
-
-impl Driver for ProcessDriver {
-    fn name(&self) -> &'static str {
-        "process"
-    }
-
-    fn check(&self, start: &Start) -> Result<(), Refused> {
-        if start.vm_type != VmType::Process {
-            let kind = match start.vm_type.as_str() {
-                "" => "qemu",
-                kind => kind,
-            };
-            return Err(Refused::launch(format!("this agent runs processes, not {kind}")));
-        }
-        check_texts(start)
-    }
-
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
-        let (place, start) = (launch.place, &launch.payload.start);
-        let work = place.work();
-        let Some((program, arguments)) = start.command.split_first() else {
-            return Err(Refused::new(Reason::InvalidData, "there is no command"));
-        };
-        let files = secrets::variables(start, launch.policy.secrets.as_deref())?;
-        let mut env = environment(place, start, files);
-        if let Some(wire) = launch.network {
-            // The START's own variables win.
-            let of_node = wire.prepare(place, launch.user)?.into_iter();
-            env.extend(of_node.filter(|(name, _)| name.to_str().is_none_or(|n| !start.env.contains_key(n))));
-        }
-        let exec = Exec {
-            program: program.into(),
-            arguments: arguments.iter().map(OsString::from).collect(),
-            env: env.into_iter().collect(),
-            dir: work.join(&start.dir).into(),
-            user: launch.user,
-            within: within(launch.policy.directories.as_deref(), &work),
-            group: None,
-        };
-        let program = Program {
-            place,
-            exec,
-            mem_mb: launch.policy.mem_mb(start.requirements.mem_mb),
-            vcpus: start.requirements.vcpus,
-            pids: launch.policy.pids,
-            log_mb: self.log_mb,
-            network: launch.network,
-            check: start.health.clone(),
-            address: launch.network.and(start.networking.private_ip.parse().ok()),
-        };
-        // A process is ready as soon as it runs.
-        self.supervisors.launch(program, commit, |_| Ok(()))
-    }
-
-    fn watch(&self, running: &Running, sink: &NewsSink) {
-        self.supervisors.watch(running, sink);
-    }
-
-    fn terminate(&self, running: &Running) -> io::Result<()> {
-        self.supervisors.terminate(running)
-    }
-
-    fn kill(&self, running: &Running) -> io::Result<()> {
-        self.supervisors.kill(running)
-    }
-
-    fn find(&self, running: &Running) -> Found {
-        self.supervisors.find(running)
-    }
-
-    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
-        self.supervisors.find_unrecorded(place)
-    }
-
-    fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
-        self.supervisors.sweep(instances, own);
-    }
-
-    fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
-        self.supervisors.measure(subjects)
-    }
-
-    fn forget(&self, place: &InstanceDir) {
-        self.supervisors.forget(place.instance());
-    }
+    let exec = Exec {
+        program: program.into(),
+        arguments: arguments.iter().map(OsString::from).collect(),
+        env: env.into_iter().collect(),
+        dir: work.join(&start.dir).into(),
+        user: launch.user,
+        within: within(launch.policy.directories.as_deref(), &work),
+        group: None,
+    };
+    Ok(Program {
+        place,
+        exec,
+        mem_mb: launch.policy.mem_mb(start.requirements.mem_mb),
+        vcpus: start.requirements.vcpus,
+        pids: launch.policy.pids,
+        network: launch.network,
+        check: start.health.clone(),
+        address: launch.network.and(start.networking.private_ip.parse().ok()),
+    })
 }
 
 /// Refuses texts that cannot be passed to a process.

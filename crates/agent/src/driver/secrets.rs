@@ -15,9 +15,10 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::OFlags;
 
 use super::Refused;
+use crate::tree;
 use ssntp::payload::yaml::without_mark;
 use ssntp_payload::Start;
 
@@ -70,13 +71,8 @@ fn read(directory: &Path, name: &str) -> io::Result<Vec<u8>> {
     if matches!(name, "" | "." | "..") || name.contains(['/', '\0']) {
         return Err(io::Error::other("it is named without a directory"));
     }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let directory = openat(CWD, directory, flags | OFlags::DIRECTORY, Mode::empty())?;
-    let file = File::from(openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
     // A FIFO or a device could have any length.
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
+    let file = tree::open_file(File::open(directory)?, name, OFlags::RDONLY)?;
     let mut content = Vec::new();
     file.take(MAX_FILE + 1).read_to_end(&mut content)?;
     if content.len() as u64 > MAX_FILE {

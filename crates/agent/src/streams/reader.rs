@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::io::Errno;
 
+use crate::tree;
 use ssntp_payload::{OpenStream, Outputs, StreamData};
 
 /// The number of bytes that are searched at a time for the beginning of the last lines.
@@ -76,7 +76,7 @@ impl Reader {
         if self.dir.is_none() {
             // `PATH` suffices to open files below it, and needs no right to list the directory.
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            self.dir = found(openat(CWD, &wanted.dir, flags, Mode::empty()))?;
+            self.dir = found(openat(CWD, &wanted.dir, flags, Mode::empty()).map_err(io::Error::from))?;
         }
         let Some(dir) = &self.dir else {
             return Ok(if wanted.over { Piece::End } else { Piece::NotYet });
@@ -290,27 +290,16 @@ fn before(name: &str) -> String {
     format!("{name}.1")
 }
 
-/// Opens a log. It has to be a regular file: links are refused, and opening a FIFO does not wait
-/// for a writer.
+/// Opens a log.
 fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let Some(file) = found(openat(dir, name, flags, Mode::empty()))?.map(File::from) else {
-        return Ok(None);
-    };
-    // The check follows the opening and uses the descriptor, because the file could be replaced
-    // between a check of the name and the opening.
-    if file.metadata()?.is_file() {
-        Ok(Some(file))
-    } else {
-        Err(io::Error::other(format!("{name} is not a regular file")))
-    }
+    found(tree::open_file(dir, name, OFlags::RDONLY))
 }
 
-fn found(opened: Result<OwnedFd, Errno>) -> io::Result<Option<OwnedFd>> {
+fn found<T>(opened: io::Result<T>) -> io::Result<Option<T>> {
     match opened {
-        Ok(fd) => Ok(Some(fd)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(e) => Err(e.into()),
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
     }
 }
 

@@ -34,7 +34,7 @@ impl Pool {
                     (Err(e), _) => self.done(Done::NodeUnsaved { why: e.to_string() }),
                 }
             }
-            Job::Detach(network, instance) => network.detach(instance),
+            Job::Detach(instance) => self.detach(instance),
             Job::Terminate(driver, running) => {
                 warn_of(&running, "asked to end", driver.terminate(&running));
                 self.signalled(&running);
@@ -69,8 +69,8 @@ impl Pool {
                 let result = self.volume(instance, &*driver, handle.as_ref(), op);
                 self.done(Done::Volume { instance, op, result });
             }
-            Job::Measure(network, subjects) => {
-                let tunnels = match (&network, &self.store) {
+            Job::Measure(subjects) => {
+                let tunnels = match (&self.network, &self.store) {
                     (Some(network), Some(store)) => network.tunnels(&|it| store.place(it).dir().to_owned()),
                     _ => Vec::new(),
                 };
@@ -107,8 +107,8 @@ impl Pool {
         let mut made = Vec::new();
         let result = self.try_launch(&job, &mut made);
         locked(&self.queues).launches.remove(&instance);
-        if let (Err(_), Some(network)) = (&result, &job.network) {
-            network.detach(instance);
+        if result.is_err() {
+            self.detach(instance);
         }
         let running = match (&result, &self.store) {
             (Ok((handle, _)), Some(store)) => Some(Running {
@@ -179,7 +179,7 @@ impl Pool {
             self.volume(job.instance, &*job.driver, None, VolumeOp { volume, attach })
                 .map_err(|e| Refused::new(Reason::ImageFailure, e.why))?;
         }
-        let network = match &job.network {
+        let network = match &self.network {
             Some(network) => Attachment::of(&job.payload.start)
                 .and_then(|to| to.map(|to| network.check(&to).map(|()| to)).transpose())
                 .map_err(|why| Refused::new(Reason::NetworkFailure, why))?
@@ -296,6 +296,12 @@ impl Pool {
             (None, _) => Some("its directory has too many files, or is too deep (policy: disk_mb)".into()),
             (_, None) => Some("it uses too many files at a time (policy: disk_mb)".into()),
         })
+    }
+
+    fn detach(&self, instance: Uuid) {
+        if let Some(network) = &self.network {
+            network.detach(instance);
+        }
     }
 
     fn store(&self) -> io::Result<&Store> {

@@ -35,7 +35,6 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -45,6 +44,7 @@ use uuid::Uuid;
 use super::control::{Input, Job};
 use super::driver::{Cancel, NewsSink};
 use super::figures::CrewFigures;
+use super::network::Network;
 use super::policy::Policy;
 use super::store::Store;
 use ssntp_transport::{locked, locked_again, now, threads};
@@ -69,7 +69,13 @@ impl Key {
     fn of(job: &Job) -> Self {
         match job {
             Job::Measure(..) => Self::Measurement,
-            _ => job.instance().map_or(Self::Node, Self::Instance),
+            Job::SaveNode(..) => Self::Node,
+            Job::Launch(job) => Self::Instance(job.instance),
+            Job::Save { instance, .. } | Job::Remove { instance, .. } => Self::Instance(*instance),
+            Job::Volume { instance, .. } | Job::Detach(instance) => Self::Instance(*instance),
+            Job::Terminate(_, running) | Job::Kill(_, running) | Job::Watch(_, running) => {
+                Self::Instance(running.place.instance())
+            }
         }
     }
 }
@@ -125,6 +131,7 @@ struct Pool {
     wakers: [Condvar; Crew::ALL.len()],
     store: Option<Arc<Store>>,
     policy: Arc<Policy>,
+    network: Option<Arc<dyn Network>>,
     inputs: Sender<Input>,
     sink: NewsSink,
 }
@@ -140,7 +147,6 @@ struct Queues {
     /// Each worker has a clone, so `Workers::ended` is disconnected when all have ended. `None` once
     /// the agent ends and no more workers are started.
     alive: Option<Sender<()>>,
-    threads: Vec<JoinHandle<()>>,
     stop: bool,
 }
 
@@ -173,6 +179,7 @@ impl Workers {
     pub(crate) fn start(
         store: Option<Arc<Store>>,
         policy: Arc<Policy>,
+        network: Option<Arc<dyn Network>>,
         inputs: Sender<Input>,
     ) -> io::Result<Self> {
         let ends = inputs.clone();
@@ -186,6 +193,7 @@ impl Workers {
             wakers: Default::default(),
             store,
             policy,
+            network,
             inputs,
             // An end after that of the agent is lost here; the next agent finds it in the state file
             // of the supervisor.
@@ -257,16 +265,10 @@ impl Drop for Workers {
             }
         }
         self.shared.wakers.iter().for_each(Condvar::notify_all);
-        // `join` has no time limit, so it is called only after the channel has shown that all threads
-        // have ended.
+        // Joining the threads would have no time limit.
         if self.ended.recv_timeout(LAST_JOBS) == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
             // The thread waits for a file system that does not answer, and can't be woken.
             warn!("a worker has not ended within {LAST_JOBS:?}; the agent ends without it");
-            return;
-        }
-        let threads = std::mem::take(&mut locked(&self.shared.queues).threads);
-        for worker in threads {
-            let _ = worker.join();
         }
     }
 }
@@ -278,14 +280,13 @@ impl Pool {
             return Ok(());
         };
         let shared = Arc::clone(self);
-        let worker = threads::spawn(format!("ssntp-{}", crew.limits().0), move || {
-            let _alive: Sender<()> = alive;
+        threads::spawn(format!("ssntp-{}", crew.limits().0), move || {
             shared.work(crew);
+            // Whoever waits for the end of the threads may then use the state directory.
+            drop(shared);
+            drop(alive);
         })?;
         queues.crews[crew as usize].threads += 1;
-        // Threads start and end with the load, so the handles of ended threads would pile up.
-        queues.threads.retain(|worker| !worker.is_finished());
-        queues.threads.push(worker);
         Ok(())
     }
 

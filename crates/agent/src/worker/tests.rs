@@ -25,7 +25,7 @@ fn measure_without_free_descriptors() {
         ..Policy::default()
     };
     let (inputs, outcomes) = unbounded();
-    let workers = Workers::start(None, Arc::new(policy), inputs).unwrap();
+    let workers = Workers::start(None, Arc::new(policy), None, inputs).unwrap();
     let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
     let few = Rlimit {
         current: Some(40),
@@ -41,7 +41,7 @@ fn measure_without_free_descriptors() {
         vcpus: 1,
         mem_mb: 0,
     };
-    workers.give(Job::Measure(None, vec![(Arc::new(driver), vec![subject])]));
+    workers.give(Job::Measure(vec![(Arc::new(driver), vec![subject])]));
     // If the instance were to be killed, `Done::Condemned` would come first.
     match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
         Input::Done(Done::Measured { usages, .. }) => {
@@ -55,7 +55,7 @@ fn measure_without_free_descriptors() {
 #[test]
 fn a_record_that_cannot_be_saved_is_reported() {
     let (inputs, outcomes) = unbounded();
-    let workers = Workers::start(None, Arc::default(), inputs).unwrap();
+    let workers = Workers::start(None, Arc::default(), None, inputs).unwrap();
     let (instance, record) = (Uuid::from_u128(1), Record::default());
     workers.give(Job::Save { instance, record });
     let done = || match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
@@ -91,6 +91,7 @@ fn the_record_of_a_restart_that_has_not_begun_is_written_when_the_agent_ends() {
         wakers: Default::default(),
         store: None,
         policy: Arc::default(),
+        network: None,
         inputs,
         sink: Arc::new(move |news| ends.send(Input::News(news)).unwrap()),
     });
@@ -130,7 +131,6 @@ fn launch(instance: Uuid, record: Record) -> Job {
         user: String::new(),
         volumes: Vec::new(),
         cancel: Cancel::default(),
-        network: None,
     }))
 }
 
@@ -149,7 +149,7 @@ fn a_further_launch_that_fails_leaves_the_end_of_the_run_before_on_the_disk() {
     let first_run = Record::default().running(&RunId::default(), 0);
     store.create(instance, &payload.encode(), &first_run).unwrap();
     let (inputs, outcomes) = unbounded();
-    let workers = Workers::start(Some(Arc::clone(&store)), Arc::default(), inputs).unwrap();
+    let workers = Workers::start(Some(Arc::clone(&store)), Arc::default(), None, inputs).unwrap();
     workers.give(launch(instance, first_run.stopped(Exit::default())));
     match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
         Input::Done(Done::Launched { result, .. }) => assert!(result.is_err(), "{result:?}"),

@@ -22,7 +22,7 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Frame;
 use ssntp_cluster::client_loop::{ClientLoop, Event, Service, Uplink};
 use ssntp_cluster::machine;
-use ssntp_transport::now;
+use ssntp_transport::{now, setters};
 
 /// The maximum number of answers that wait for a session. Beyond that the oldest are dropped. Their
 /// controllers get no answer, and can send the command again.
@@ -54,12 +54,10 @@ impl CnciConfig {
         }
     }
 
-    /// The directory in which the tables are kept. Default: none; the tables are lost when the
-    /// concentrator ends.
-    #[must_use]
-    pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.state = Some(directory.into());
-        self
+    setters! {
+        /// The directory in which the tables are kept. Default: none; the tables are lost when the
+        /// concentrator ends.
+        state as Some: impl Into<PathBuf>;
     }
 
     /// The data plane, which moves the packets. Default: [`TablesOnly`].

@@ -76,7 +76,7 @@ fn index(link: &str) -> serde_json::Value {
 }
 
 fn up(networks: &Networks) -> Vec<(u32, bool)> {
-    let tunnels = networks.tunnels();
+    let tunnels = networks.tunnels(&|_| PathBuf::new());
     tunnels.iter().map(|tunnel| (tunnel.key, tunnel.up)).collect()
 }
 
@@ -546,7 +546,7 @@ fn concentrators_are_connected_again_after_the_underlay_was_made_again() {
             networks.attach_underlay(uuid(1), &interface, &namespace).unwrap();
             tools::ip("link del u0\nlink add u0 type bridge\naddr add 10.0.0.1/24 dev u0\nlink set u0 up\n")
                 .unwrap();
-            networks.tunnels();
+            networks.tunnels(&|_| PathBuf::new());
             // This fails without the interface and its address.
             let check = "addr del 10.0.0.33/24 dev eth0\naddr add 10.0.0.33/24 dev eth0\n";
             tools::ip_within(&namespace.open().unwrap(), check).unwrap();
@@ -579,7 +579,7 @@ fn only_root_uses_the_port_of_tunnels() {
         // A link that somebody has deleted or changed is made again.
         for words in ["link del ssv0\n", "link set ssv0 down\n"] {
             tools::ip(words).unwrap();
-            networks.tunnels();
+            networks.tunnels(&|_| PathBuf::new());
             assert!(UdpSocket::bind(("127.0.0.1", DEFAULT_PORT)).is_err(), "{words}");
         }
     });

@@ -423,7 +423,7 @@ fn an_ended_instance_is_measured_once() {
         stage.jobs.clear();
         stage.pass(Duration::from_secs(30));
         let subjects = stage.job(|job| match job {
-            Job::Measure(_, by_driver) => Some(
+            Job::Measure(by_driver) => Some(
                 by_driver
                     .iter()
                     .map(|(_, subjects)| subjects.len())

@@ -204,14 +204,17 @@ impl Stage {
     }
 
     fn feed(&mut self, input: Input) {
-        let is_signal = |job: &Job| matches!(job, Job::Terminate(..) | Job::Kill(..));
         let mut signalled = Vec::new();
         self.control.handle(self.now, input);
         for action in self.control.take_actions() {
             match action {
                 Action::Send(frame) => self.sent.push_back(frame),
                 Action::Job(job) => {
-                    signalled.extend(job.instance().filter(|_| is_signal(&job) && !self.busy));
+                    if let Job::Terminate(_, running) | Job::Kill(_, running) = &job
+                        && !self.busy
+                    {
+                        signalled.push(running.place.instance());
+                    }
                     self.jobs.push_back(job);
                 }
                 Action::Evacuated(next) => self.evacuated.push(next),

@@ -135,7 +135,7 @@ fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
     assert!(!stage.jobs.iter().any(|job| matches!(job, Job::Measure(..))));
     stage.pass(Duration::from_secs(30));
     let subjects = stage.job(|job| match job {
-        Job::Measure(_, by_driver) => Some(by_driver[0].1.clone()),
+        Job::Measure(by_driver) => Some(by_driver[0].1.clone()),
         _ => None,
     });
     assert_eq!(

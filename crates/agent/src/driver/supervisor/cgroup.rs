@@ -5,7 +5,7 @@
 //! a user a part of the hierarchy), or in the hierarchies of the memory and CPU controllers
 //! (version 1).
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -64,22 +64,29 @@ impl LimitFiles {
 }
 
 /// The hierarchies in which groups can be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cgroups {
-    /// No groups can be made.
-    None,
-    /// Version 2: the folder of the groups.
-    Unified(PathBuf),
-    /// Version 1: the folder of the groups in each hierarchy.
-    Separate {
-        memory: PathBuf,
-        cpu: PathBuf,
-        cpuacct: Option<PathBuf>,
-        pids: Option<PathBuf>,
-    },
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cgroups {
+    /// True for version 2.
+    is_unified: bool,
+    /// By controller, the folder of the groups, which version 2 has in common. Empty if no groups can be made.
+    folders: BTreeMap<&'static str, PathBuf>,
 }
 
 impl Cgroups {
+    /// Those of version 2, with this folder.
+    fn unified(folder: PathBuf) -> Self {
+        let folders = ["cpu", "memory", "pids"].map(|controller| (controller, folder.clone()));
+        Self {
+            is_unified: true,
+            folders: folders.into(),
+        }
+    }
+
+    /// True if no groups can be made.
+    pub(super) fn is_empty(&self) -> bool {
+        self.folders.is_empty()
+    }
+
     /// Finds the hierarchies in which groups can be made, by making one.
     pub(super) fn detect() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -87,7 +94,7 @@ impl Cgroups {
         candidates(&mounts, &own)
             .into_iter()
             .find(Self::works)
-            .unwrap_or(Self::None)
+            .unwrap_or_default()
     }
 
     fn works(&self) -> bool {
@@ -112,60 +119,50 @@ impl Cgroups {
     pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64, pids: u32) -> io::Result<()> {
         let bytes = u64::try_from(mem_mb).unwrap_or(0).saturating_mul(1024 * 1024);
         let quota = u64::try_from(vcpus).unwrap_or(0).saturating_mul(PERIOD_USEC);
-        let name = instance.to_string();
-        match self {
-            Self::None => return Err(io::ErrorKind::Unsupported.into()),
-            Self::Unified(folder) => {
+        if self.is_empty() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        for group in self.groups(instance) {
+            if let Some(folder) = group.parent() {
                 fs::create_dir_all(folder)?;
-                if let Some(parent) = folder.parent() {
-                    share(parent);
+                // The group is made after the controllers were turned on, so that it has their files.
+                if self.is_unified {
+                    folder.parent().into_iter().for_each(share);
+                    share(folder);
                 }
-                share(folder);
-                let group = folder.join(name);
-                // The group is made after the controllers were turned on, so that it has their
-                // files.
-                fs::create_dir_all(&group)?;
-                let limit = |value: u64| match value {
-                    0 => "max".to_owned(),
-                    value => value.to_string(),
-                };
-                fs::write(group.join("memory.max"), limit(bytes))?;
-                fs::write(group.join("cpu.max"), format!("{} {PERIOD_USEC}", limit(quota)))?;
-                // The part of the hierarchy that the agent may change can lack this controller.
-                if group.join("pids.max").exists() {
-                    fs::write(group.join("pids.max"), pids.to_string())?;
-                }
-                // A kernel without swap has no such file.
-                let _ = fs::write(group.join("memory.swap.max"), "0");
             }
-            Self::Separate {
-                memory,
-                cpu,
-                cpuacct,
-                pids: processes,
-            } => {
-                for folder in [memory, cpu].into_iter().chain(cpuacct).chain(processes) {
-                    fs::create_dir_all(folder.join(&name))?;
-                }
-                let group = memory.join(&name);
-                let _ = fs::write(group.join("memory.swappiness"), "0");
-                if bytes > 0 {
-                    fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
-                    // Memory and swap together; the file is missing if the kernel does not count
-                    // swap.
-                    let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), bytes.to_string());
-                }
-                if let Some(processes) = processes {
-                    fs::write(processes.join(&name).join("pids.max"), pids.to_string())?;
-                }
-                if quota > 0 {
-                    let group = cpu.join(&name);
-                    fs::write(group.join("cpu.cfs_period_us"), PERIOD_USEC.to_string())?;
-                    fs::write(group.join("cpu.cfs_quota_us"), quota.to_string())?;
-                }
+            fs::create_dir_all(&group)?;
+        }
+        let set = |controller: &str, file: &str, value: String| match self.group(controller, instance) {
+            Some(group) => fs::write(group.join(file), value),
+            None => Ok(()),
+        };
+        let limit = |value: u64| match value {
+            0 => "max".to_owned(),
+            value => value.to_string(),
+        };
+        if self.is_unified {
+            set("memory", "memory.max", limit(bytes))?;
+            set("cpu", "cpu.max", format!("{} {PERIOD_USEC}", limit(quota)))?;
+            // A kernel without swap has no such file.
+            let _ = set("memory", "memory.swap.max", "0".into());
+        } else {
+            let _ = set("memory", "memory.swappiness", "0".into());
+            if bytes > 0 {
+                set("memory", "memory.limit_in_bytes", bytes.to_string())?;
+                // Memory and swap together; the file is missing if the kernel does not count swap.
+                let _ = set("memory", "memory.memsw.limit_in_bytes", bytes.to_string());
+            }
+            if quota > 0 {
+                set("cpu", "cpu.cfs_period_us", PERIOD_USEC.to_string())?;
+                set("cpu", "cpu.cfs_quota_us", quota.to_string())?;
             }
         }
-        Ok(())
+        // The part of the hierarchy that the agent may change can lack this controller.
+        match self.group("pids", instance).map(|group| group.join("pids.max")) {
+            Some(file) if !self.is_unified || file.exists() => fs::write(file, pids.to_string()),
+            _ => Ok(()),
+        }
     }
 
     /// The limits of an instance's groups, as the kernel has them now.
@@ -224,22 +221,22 @@ impl Cgroups {
 
     /// The file that contains the number of processes that were killed for memory: see [`kills`].
     pub(super) fn oom(&self, instance: Uuid) -> Option<PathBuf> {
-        let (folder, file) = match self {
-            Self::None => return None,
-            Self::Unified(folder) => (folder, "memory.events"),
-            Self::Separate { memory, .. } => (memory, "memory.oom_control"),
+        let file = if self.is_unified {
+            "memory.events"
+        } else {
+            "memory.oom_control"
         };
-        Some(folder.join(instance.to_string()).join(file))
+        Some(self.group("memory", instance)?.join(file))
     }
 
     /// Memory in use, in bytes, without inactive pages of files.
     pub(super) fn memory(&self, instance: Uuid) -> Option<u64> {
-        let (folder, usage, inactive) = match self {
-            Self::None => return None,
-            Self::Unified(folder) => (folder, "memory.current", "inactive_file"),
-            Self::Separate { memory, .. } => (memory, "memory.usage_in_bytes", "total_inactive_file"),
+        let (usage, inactive) = if self.is_unified {
+            ("memory.current", "inactive_file")
+        } else {
+            ("memory.usage_in_bytes", "total_inactive_file")
         };
-        let group = folder.join(instance.to_string());
+        let group = self.group("memory", instance)?;
         let usage = number(&group.join(usage))?;
         // The kernel drops inactive pages of files when memory is short, so they do not count.
         let inactive = keyed(&group.join("memory.stat"), inactive).unwrap_or(0);
@@ -248,38 +245,22 @@ impl Cgroups {
 
     /// CPU time used so far, in microseconds.
     pub(super) fn cpu_usec(&self, instance: Uuid) -> Option<u64> {
-        let name = instance.to_string();
-        match self {
-            Self::None => None,
-            Self::Unified(folder) => keyed(&folder.join(name).join("cpu.stat"), "usage_usec"),
-            Self::Separate { cpuacct, .. } => {
-                let nanoseconds = number(&cpuacct.as_ref()?.join(name).join("cpuacct.usage"))?;
-                Some(nanoseconds / 1000)
-            }
+        if self.is_unified {
+            return keyed(&self.group("cpu", instance)?.join("cpu.stat"), "usage_usec");
         }
+        let nanoseconds = number(&self.group("cpuacct", instance)?.join("cpuacct.usage"))?;
+        Some(nanoseconds / 1000)
     }
 
+    fn group(&self, controller: &str, instance: Uuid) -> Option<PathBuf> {
+        Some(self.folders.get(controller)?.join(instance.to_string()))
+    }
+
+    /// The groups of an instance. Several controllers often have the same one.
     pub(super) fn groups(&self, instance: Uuid) -> impl Iterator<Item = PathBuf> {
-        let folders = match self {
-            Self::None => vec![],
-            Self::Unified(folder) => vec![folder],
-            Self::Separate {
-                memory,
-                cpu,
-                cpuacct,
-                pids,
-            } => {
-                let folders = [memory, cpu].into_iter().chain(cpuacct);
-                folders.chain(pids).collect()
-            }
-        };
-        let mut groups: Vec<_> = folders
-            .into_iter()
-            .map(|folder| folder.join(instance.to_string()))
-            .collect();
-        // `cpu` and `cpuacct` are often the same hierarchy, and so the same directory.
-        groups.dedup();
-        groups.into_iter()
+        let folders: BTreeSet<_> = self.folders.values().collect();
+        let name = instance.to_string();
+        folders.into_iter().map(move |folder| folder.join(&name))
     }
 }
 
@@ -307,26 +288,25 @@ fn candidates(mountinfo: &str, own_cgroup: &str) -> Vec<Cgroups> {
     let mounts: Vec<Mount<'_>> = mountinfo.lines().filter_map(Mount::parse).collect();
     for mount in mounts.iter().filter(|mount| mount.kind == "cgroup2") {
         let root = Path::new(mount.at);
-        found.push(Cgroups::Unified(root.join(FOLDER)));
+        found.push(Cgroups::unified(root.join(FOLDER)));
         let own = own_cgroup.lines().find_map(|line| line.strip_prefix("0::/"));
         if let Some(beside) = own.and_then(|own| Path::new(own).parent()) {
-            found.push(Cgroups::Unified(root.join(beside).join(FOLDER)));
+            found.push(Cgroups::unified(root.join(beside).join(FOLDER)));
         }
     }
-    let controller = |name: &str| {
+    let controller = |name: &'static str| {
         let mount = mounts
             .iter()
             .find(|mount| mount.kind == "cgroup" && mount.options.split(',').any(|option| option == name));
-        mount.map(|mount| Path::new(mount.at).join(FOLDER))
+        mount.map(|mount| (name, Path::new(mount.at).join(FOLDER)))
     };
-    if let (Some(memory), Some(cpu)) = (controller("memory"), controller("cpu")) {
-        let (cpuacct, pids) = (controller("cpuacct"), controller("pids"));
-        found.push(Cgroups::Separate {
-            memory,
-            cpu,
-            cpuacct,
-            pids,
-        });
+    let separate = ["memory", "cpu", "cpuacct", "pids"]
+        .into_iter()
+        .filter_map(controller);
+    let folders: BTreeMap<_, _> = separate.collect();
+    if folders.contains_key("memory") && folders.contains_key("cpu") {
+        let is_unified = false;
+        found.push(Cgroups { is_unified, folders });
     }
     found.dedup();
     found
@@ -370,13 +350,20 @@ fn keyed(path: &Path, key: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn separate(folders: &[(&'static str, PathBuf)]) -> Cgroups {
+        Cgroups {
+            is_unified: false,
+            folders: folders.iter().cloned().collect(),
+        }
+    }
+
     #[test]
     fn the_folder_of_the_groups_outlives_the_last_group() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join(FOLDER);
         let group = folder.join(Uuid::nil().to_string());
         fs::create_dir_all(&group).unwrap();
-        Cgroups::Unified(folder.clone()).remove(Uuid::nil());
+        Cgroups::unified(folder.clone()).remove(Uuid::nil());
         assert_eq!((group.exists(), folder.exists()), (false, true));
     }
 
@@ -385,23 +372,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join(FOLDER);
         let group = folder.join(Uuid::nil().to_string());
-        for separate in [false, true] {
+        for is_separate in [false, true] {
             let at = |name: &str| dir.path().join(name);
-            let cgroups = if separate {
-                Cgroups::Separate {
-                    memory: at("memory"),
-                    cpu: at("cpu"),
-                    cpuacct: None,
-                    pids: Some(at("pids")),
-                }
+            let cgroups = if is_separate {
+                separate(&["memory", "cpu", "pids"].map(|name| (name, at(name))))
             } else {
-                Cgroups::Unified(folder.clone())
+                Cgroups::unified(folder.clone())
             };
             fs::create_dir_all(&group).unwrap();
             fs::write(group.join("pids.max"), "").unwrap();
             cgroups.create(Uuid::nil(), 64, 2, 100).unwrap();
             let limits = cgroups.limits(Uuid::nil());
-            assert_eq!(limits.0.len(), if separate { 6 } else { 4 }, "{limits:?}");
+            assert_eq!(limits.0.len(), if is_separate { 6 } else { 4 }, "{limits:?}");
             assert!(limits.mend().is_empty());
             for (file, _) in &limits.0 {
                 fs::write(file, "7").unwrap();
@@ -420,12 +402,7 @@ mod tests {
     fn a_process_that_somebody_has_moved_out_of_its_groups_is_moved_back() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let cgroups = Cgroups::Separate {
-            memory: at("memory"),
-            cpu: at("cpu"),
-            cpuacct: None,
-            pids: None,
-        };
+        let cgroups = separate(&["memory", "cpu"].map(|name| (name, at(name))));
         let listed = |folder: &str, below: &str| at(folder).join(Uuid::nil().to_string()).join(below);
         for (folder, below, text) in [
             ("memory", "", "10\n"),
@@ -457,26 +434,26 @@ mod tests {
                 "0::/user.slice/user-1000.slice/user@1000.service/app.slice/term.scope\n"
             ),
             [
-                Cgroups::Unified("/sys/fs/cgroup/ssntp".into()),
-                Cgroups::Unified(sibling.into())
+                Cgroups::unified("/sys/fs/cgroup/ssntp".into()),
+                Cgroups::unified(sibling.into())
             ]
         );
-        let separate = "31 23 0:27 / /cg/memory rw shared:9 - cgroup cgroup rw,memory\n\
+        let mounts = "31 23 0:27 / /cg/memory rw shared:9 - cgroup cgroup rw,memory\n\
                         32 23 0:28 / /cg/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
                         33 23 0:29 / /cg/pids rw - cgroup cgroup rw,pids\n";
         let cpu = PathBuf::from("/cg/cpu,cpuacct/ssntp");
-        let expected = Cgroups::Separate {
-            memory: "/cg/memory/ssntp".into(),
-            cpu: cpu.clone(),
-            cpuacct: Some(cpu.clone()),
-            pids: Some("/cg/pids/ssntp".into()),
-        };
+        let expected = separate(&[
+            ("memory", "/cg/memory/ssntp".into()),
+            ("cpu", cpu.clone()),
+            ("cpuacct", cpu.clone()),
+            ("pids", "/cg/pids/ssntp".into()),
+        ]);
         assert_eq!(
-            candidates(separate, "4:memory:/x\n"),
+            candidates(mounts, "4:memory:/x\n"),
             std::slice::from_ref(&expected)
         );
         assert_eq!(expected.groups(Uuid::nil()).count(), 3);
         assert_eq!(candidates("junk\n", ""), []);
-        assert!(Cgroups::None.create(Uuid::nil(), 1, 1, 1).is_err());
+        assert!(Cgroups::default().create(Uuid::nil(), 1, 1, 1).is_err());
     }
 }

@@ -14,7 +14,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, openat, renameat};
+use rustix::fs::{OFlags, renameat};
+
+use crate::tree;
 
 /// The maximum that is read at a time.
 const PIECE: usize = 16 * 1024;
@@ -151,18 +153,11 @@ impl Log {
         Ok(log)
     }
 
-    /// Opens the file. It has to be a regular file and no link, because a user who can write there
-    /// could have made something else.
     fn open_file(&mut self, more: OFlags) -> io::Result<()> {
         self.file = None;
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
-        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | more;
-        let file = File::from(openat(&*self.dir, self.name, flags, Mode::RUSR | Mode::WUSR)?);
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::other("it is not a regular file"));
-        }
-        self.length = metadata.len();
+        let how = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | more;
+        let file = tree::open_file(&*self.dir, self.name, how)?;
+        self.length = file.metadata()?.len();
         self.file = Some(file);
         Ok(())
     }
@@ -293,7 +288,7 @@ mod tests {
         std::os::unix::fs::symlink("other", &path).unwrap();
         assert!(super::tests::log(dir.path()).is_err());
         fs::remove_file(&path).unwrap();
-        rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RWXU).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
         assert!(super::tests::log(dir.path()).is_err());
     }
 }

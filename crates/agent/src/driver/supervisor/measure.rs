@@ -11,18 +11,13 @@ use log::warn;
 use super::super::{Measurable, RunId, Usage};
 use super::cgroup::LimitFiles;
 use super::procfs::{self, Stat};
-use super::{MB, Supervisors, is_alive, is_of, is_step};
+use super::{MB, ProcessDriver, is_alive, is_of, is_step};
 use crate::tree;
 use ssntp_transport::{locked, now};
 
 /// The maximum number of files in use by an instance that are counted, at some two microseconds each. An
 /// instance with more counts as too large, so that it cannot hide files behind others.
 const MAX_USED: usize = 1_000_000;
-
-/// The maximum number of runs whose processes are found by their parents, if the kernel lists the children of
-/// threads. That takes some calls of the system for each thread of a run. For more runs, reading each process
-/// of the system once is faster.
-const FEW: usize = 64;
 
 /// The CPU time of a run at one moment.
 #[derive(Clone, Debug)]
@@ -46,9 +41,9 @@ impl Sample {
     }
 }
 
-impl Supervisors {
+impl ProcessDriver {
     /// Measures the resources that each instance uses.
-    pub fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
+    pub(super) fn usages(&self, subjects: &[Measurable]) -> Vec<Usage> {
         let supervisor = |subject: &Measurable| {
             let handle = subject.handle.as_ref()?;
             procfs::stat(handle.pid).ok().filter(|stat| is_of(stat, handle))
@@ -56,17 +51,12 @@ impl Supervisors {
         // The supervisors are read first. Otherwise the time of a process that ends in between would
         // count twice: as its own, and as that of its supervisor.
         let supervisors: Vec<_> = subjects.iter().map(supervisor).collect();
-        let few = if procfs::lists_children() { FEW } else { 0 };
-        let all = (supervisors.iter().flatten().count() > few).then(procfs::by_parent);
-        let descendants = |supervisor| match &all {
-            Some(all) => procfs::descendants_in(supervisor, all),
-            None => procfs::descendants(supervisor),
-        };
+        let all = procfs::by_parent();
         let measure = |(subject, supervisor): (&Measurable, Option<Stat>)| {
             let mut usage = Usage::default();
             match &subject.handle {
                 Some(handle) => {
-                    let processes = supervisor.map(|stat| (stat, descendants(handle.pid)));
+                    let processes = supervisor.map(|stat| (stat, procfs::descendants_in(handle.pid, &all)));
                     self.measure_running(subject, handle, processes.as_ref(), &mut usage);
                     if let Some((_, run)) = &processes {
                         usage.removed = removed(run, subject.place.dir());
@@ -205,24 +195,24 @@ mod tests {
 
     #[test]
     fn a_late_measurement_of_an_earlier_run_keeps_the_sample_of_the_present_one() {
-        let supervisors = Supervisors::new(Confinement::ResourceLimits).unwrap();
+        let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
         let pid = i32::try_from(std::process::id()).unwrap();
-        let earlier = supervisors.handle(&procfs::stat(pid).unwrap());
+        let earlier = driver.handle(&procfs::stat(pid).unwrap());
         let present = RunId {
             start_time: earlier.start_time + 1,
             ..earlier.clone()
         };
         let instance = Uuid::from_u128(1);
-        let first = Sample::first(&present, supervisors.inner.cgroups.limits(instance));
-        locked(&supervisors.inner.samples).insert(instance, first);
+        let first = Sample::first(&present, driver.inner.cgroups.limits(instance));
+        locked(&driver.inner.samples).insert(instance, first);
         let subject = Measurable {
             place: InstanceDir::new(instance, "/no/such/place"),
             handle: Some(earlier),
             vcpus: 1,
             mem_mb: 0,
         };
-        assert!(supervisors.measure(&[subject])[0].memory_mb >= 0, "it runs");
-        assert_eq!(locked(&supervisors.inner.samples)[&instance].handle, present);
+        assert!(driver.usages(&[subject])[0].memory_mb >= 0, "it runs");
+        assert_eq!(locked(&driver.inner.samples)[&instance].handle, present);
     }
 
     #[test]

@@ -129,10 +129,13 @@ use self::measure::Sample;
 pub(crate) use self::procfs::boot_id;
 use self::state::State;
 use self::watch::{Watch, Watched};
-use super::{Commit, Exit, Found, InstanceDir, NewsSink, Reason, Refused, RunId, Running, User};
+use super::{
+    Commit, Driver, Exit, Found, InstanceDir, Launch, Measurable, NewsSink, Reason, Refused, RunId, Running,
+    Usage, User, process,
+};
 use crate::network::Wire;
-use ssntp_payload::HealthCheck;
-use ssntp_transport::{descriptors, locked};
+use ssntp_payload::{HealthCheck, Start};
+use ssntp_transport::{descriptors, locked, setters};
 
 /// The subcommand that makes this program a supervisor.
 const SUPERVISE: &str = "supervise-instance";
@@ -145,8 +148,6 @@ const RUN: &str = "run";
 const SOCKET: &str = "socket";
 /// The names of the logs in the instance's directory.
 const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
-/// The default for the most that is kept of one log, in MB.
-pub const DEFAULT_LOG_MB: u32 = 16;
 /// The time limit for each answer of a supervisor during a launch. On a busy machine a process may need
 /// seconds to begin.
 const FIRST_STEPS: Duration = Duration::from_secs(30);
@@ -158,7 +159,7 @@ static SUPERVISES: AtomicBool = AtomicBool::new(false);
 /// Makes this process the supervisor of an instance, if it was started as one. The process then has
 /// to end with the returned code. A program with an agent that runs processes or virtual machines
 /// calls this before anything else, or names another program that does
-/// ([`ProcessDriver::supervisor`](super::ProcessDriver::supervisor)).
+/// ([`ProcessDriver::supervisor`]).
 ///
 /// ```no_run
 /// use std::process::ExitCode;
@@ -244,8 +245,6 @@ pub struct Program<'a> {
     pub vcpus: i64,
     /// The maximum number of processes and threads.
     pub pids: u32,
-    /// The maximum that is kept of each log, in MB.
-    pub log_mb: u32,
     /// The network of the program; `None` for the host's.
     pub network: Option<&'a dyn Wire>,
     /// Its health check, which its supervisor makes.
@@ -254,12 +253,13 @@ pub struct Program<'a> {
     pub address: Option<IpAddr>,
 }
 
-/// Starts supervisors and sends them commands. Clones share all state.
+/// Runs instances as processes, each with a supervisor. The source of `driver/process.rs` describes the environment of
+/// a process. Another driver may run programs by it. Clones share all state.
 #[derive(Clone, Debug)]
-pub struct Supervisors {
+pub struct ProcessDriver {
     inner: Arc<Inner>,
-    /// The program to start as a supervisor; `None` for this program.
-    program: Option<PathBuf>,
+    supervisor: Option<PathBuf>,
+    log_mb: u32,
 }
 
 #[derive(Debug)]
@@ -278,15 +278,16 @@ struct Inner {
     samples: Mutex<HashMap<Uuid, Sample>>,
 }
 
-impl Supervisors {
-    /// Finds out how this system can confine instances, and starts the thread that notices their ends.
+impl ProcessDriver {
+    /// Finds out how this system can confine instances, and starts the thread that notices their ends, which
+    /// ends with the last clone; the instances go on.
     ///
     /// # Errors
     /// The thread can't be started.
     pub fn new(confinement: Confinement) -> io::Result<Self> {
         let cgroups = match confinement {
             Confinement::Auto => Cgroups::detect(),
-            Confinement::ResourceLimits => Cgroups::None,
+            Confinement::ResourceLimits => Cgroups::default(),
         };
         let isolates = confinement == Confinement::Auto && mounts::are_possible();
         let mounts = if isolates { "with" } else { "without" };
@@ -311,26 +312,36 @@ impl Supervisors {
         };
         Ok(Self {
             inner: Arc::new(inner),
-            program: None,
+            supervisor: None,
+            log_mb: 16,
         })
     }
 
-    /// Sets the program to start as a supervisor. Default: this program.
-    pub fn program(&mut self, program: PathBuf) {
-        self.program = Some(program);
+    setters! {
+        /// The program to start as a supervisor; it has to call [`supervise`]. Default: this program, if it
+        /// has called `supervise`.
+        supervisor as Some: impl Into<PathBuf>;
+
+        /// The maximum output of an instance that is kept, in MB, for each of `stdout.log` (of a machine: its
+        /// serial port) and `stderr.log`. The older half is in a file of its own, whose name ends with `.1`. The
+        /// limit counts for runs that start from now on. Default: 16.
+        log_mb: u32;
     }
 
     /// Launches a program; see the module's picture. `await_ready` waits until the program that runs
     /// is ready for use. If it fails, the run is killed and counts as never started.
-    pub fn launch(
+    ///
+    /// # Errors
+    /// The program did not start, and none of its processes is left.
+    pub fn run(
         &self,
         program: Program<'_>,
         commit: &mut Commit<'_>,
         await_ready: impl FnOnce(&Running) -> Result<(), Refused>,
     ) -> Result<RunId, Refused> {
         let place = program.place.dir().as_os_str();
-        let mut command = match &self.program {
-            Some(program) => started_again(program, place),
+        let mut command = match &self.supervisor {
+            Some(supervisor) => started_again(supervisor, place),
             None if SUPERVISES.load(Ordering::Acquire) => again(place),
             None => {
                 return Err(Refused::launch(
@@ -412,7 +423,7 @@ impl Supervisors {
         let has_own_user = program.exec.own_uid().is_some();
         let mut order = LaunchOrder {
             place: program.place.dir().into(),
-            log_bytes: u64::from(program.log_mb).max(1) * MB,
+            log_bytes: u64::from(self.log_mb).max(1) * MB,
             exec: program.exec,
             limits: Limits {
                 data: Some(bytes).filter(|bytes| *bytes > 0),
@@ -434,16 +445,38 @@ impl Supervisors {
             }
             // Without control groups this fails for each instance, and `new` has logged that there
             // are none.
-            Err(e) if *cgroups == Cgroups::None => drop(e),
+            Err(e) if cgroups.is_empty() => drop(e),
             Err(e) => warn!("instance {instance}: no control group: {e}"),
         }
         let too_long = |e: io::Error| Refused::new(Reason::InvalidData, e.to_string());
         order.encode().map_err(too_long)
     }
 
-    /// Calls `sink` with the health of the run, and when it has ended: its supervisor is gone, and processes that it has left
-    /// were killed.
-    pub fn watch(&self, running: &Running, sink: &NewsSink) {
+    fn handle(&self, stat: &procfs::Stat) -> RunId {
+        RunId {
+            pid: stat.pid,
+            start_time: stat.start_time,
+            boot_id: self.inner.boot_id.clone(),
+        }
+    }
+}
+
+impl Driver for ProcessDriver {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    fn check(&self, start: &Start) -> Result<(), Refused> {
+        process::check(start)
+    }
+
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, Refused> {
+        // A process is ready as soon as it runs.
+        self.run(process::program(launch)?, commit, |_| Ok(()))
+    }
+
+    /// A run has ended when its supervisor is gone, and processes that it has left were killed.
+    fn watch(&self, running: &Running, sink: &NewsSink) {
         let launched = locked(&self.inner.launched).remove(&running.handle.pid);
         let (child, stream) = launched.unzip();
         self.inner.watch.add(Watched {
@@ -457,8 +490,8 @@ impl Supervisors {
         });
     }
 
-    /// Asks all processes of the run to end.
-    pub fn terminate(&self, running: &Running) -> io::Result<()> {
+    /// Asks all processes of the run.
+    fn terminate(&self, running: &Running) -> io::Result<()> {
         match ask(running, "term\n") {
             // The supervisor has ended, and the watch reports the end.
             Err(_) if !is_alive(&running.handle) => Ok(()),
@@ -468,7 +501,7 @@ impl Supervisors {
 
     /// Kills all processes of the run. If the supervisor does not answer, the agent kills them
     /// itself.
-    pub fn kill(&self, running: &Running) -> io::Result<()> {
+    fn kill(&self, running: &Running) -> io::Result<()> {
         if ask(running, "kill\n").is_ok() {
             return Ok(());
         }
@@ -481,7 +514,7 @@ impl Supervisors {
 
     /// Finds out whether a run that a former agent launched has ended. If the system does not
     /// answer, the run counts as running, and the watch finds out later.
-    pub fn find(&self, running: &Running) -> Found {
+    fn find(&self, running: &Running) -> Found {
         let same_boot = running.handle.boot_id == self.inner.boot_id;
         let state = run_of(&running.place).ok().and_then(State::read);
         // A supervisor writes its last state just before it ends.
@@ -502,7 +535,7 @@ impl Supervisors {
     }
 
     /// The run whose supervisor listens in an instance's directory, if there is one.
-    pub fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
+    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         let stream = connect_to(run_of(place).ok()?, SOCKET).ok()?;
         // The record is lost, so the kernel names the process that listens.
         let supervisor = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
@@ -512,7 +545,7 @@ impl Supervisors {
 
     /// Kills the runs in directories directly below `instances` whose supervisor is not in `own`.
     /// The record of such a run is lost, so no command could ever end it.
-    pub fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
+    fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
         for stat in procfs::all().iter().filter(|stat| !own.contains(&stat.pid)) {
             let Some(place) = supervised(stat.pid) else {
                 continue;
@@ -527,19 +560,14 @@ impl Supervisors {
         }
     }
 
-    /// Drops the measurements of an instance, and removes its control group in case a former agent
-    /// died before it did so.
-    pub fn forget(&self, instance: Uuid) {
-        locked(&self.inner.samples).remove(&instance);
-        self.inner.cgroups.remove(instance);
+    fn measure(&self, instances: &[Measurable]) -> Vec<Usage> {
+        self.usages(instances)
     }
 
-    fn handle(&self, stat: &procfs::Stat) -> RunId {
-        RunId {
-            pid: stat.pid,
-            start_time: stat.start_time,
-            boot_id: self.inner.boot_id.clone(),
-        }
+    /// Also removes its control group, in case a former agent died before it did so.
+    fn forget(&self, place: &InstanceDir) {
+        locked(&self.inner.samples).remove(&place.instance());
+        self.inner.cgroups.remove(place.instance());
     }
 }
 

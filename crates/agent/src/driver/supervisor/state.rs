@@ -20,10 +20,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{AtFlags, OFlags, unlinkat};
 use serde::{Deserialize, Serialize};
 
 use super::super::{Exit, Health, Refused};
+use crate::tree;
 
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;
@@ -112,11 +113,7 @@ pub(super) fn own_uid(run: impl AsFd) -> Option<u32> {
 }
 
 fn content(run: impl AsFd) -> Option<String> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(openat(run, FILE, flags, Mode::empty()).ok()?);
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
+    let file = tree::open_file(run, FILE, OFlags::RDONLY).ok()?;
     let mut text = Vec::with_capacity(LINE);
     file.take(LINE as u64).read_to_end(&mut text).ok()?;
     String::from_utf8(text).ok()
@@ -133,8 +130,7 @@ impl StateFile {
     /// Makes the file, in place of that of a former run.
     pub(super) fn create(run: impl AsFd, state: &State, own_uid: Option<u32>) -> io::Result<Self> {
         let _ = unlinkat(&run, FILE, AtFlags::empty());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(run, FILE, flags, Mode::RUSR | Mode::WUSR)?.into();
+        let file = tree::open_file(run, FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
         let file = Self { file, own_uid };
         file.write(state)?;
         Ok(file)
@@ -255,7 +251,7 @@ mod tests {
         std::os::unix::fs::symlink("other", &path).unwrap();
         assert_eq!(State::read(&run), None);
         std::fs::remove_file(&path).unwrap();
-        rustix::fs::mkfifoat(&run, FILE, Mode::RWXU).unwrap();
+        rustix::fs::mkfifoat(&run, FILE, rustix::fs::Mode::RWXU).unwrap();
         assert_eq!(State::read(&run), None);
         // A supervisor replaces the link by a file of its own.
         StateFile::create(&run, &State::Held, Some(7)).unwrap();

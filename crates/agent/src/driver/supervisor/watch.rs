@@ -253,7 +253,7 @@ mod tests {
             return;
         }
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let cgroups = Cgroups::None;
+        let cgroups = Cgroups::default();
         let (mut peers, mut watched) = (Vec::new(), Vec::new());
         for _ in 0..50 {
             let (stream, peer) = UnixStream::pair().unwrap();
