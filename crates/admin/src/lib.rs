@@ -83,15 +83,14 @@ const LOG: &str = "ssntp_admin";
 ///
 /// # Threads
 /// It owns its threads: one that accepts at each address, one for each connection,
-/// and one that calls the source. [`stop`](Self::stop), or dropping it, ends all of
-/// them; it waits for a call of the source that is under way.
+/// and one that calls the source. Dropping it ends all of them; it waits for a call of the source that is under way.
 #[derive(Debug)]
 pub struct Admin {
+    // The order of the fields is the order of dropping. The sampler is first: connections that wait for figures get an
+    // error then, and end.
+    _sampler: Sampler<Snapshot>,
     pages: Arc<Pages>,
-    // The order of the fields is the order of dropping. The sampler is last, because the other
-    // threads wait for its thread.
     http: Http,
-    sampler: Sampler<Snapshot>,
 }
 
 impl Admin {
@@ -109,7 +108,7 @@ impl Admin {
         Ok(Self {
             pages: Arc::clone(&pages),
             http: Http::start(&config, "admin", LOG, pages)?,
-            sampler,
+            _sampler: sampler,
         })
     }
 
@@ -130,17 +129,5 @@ impl Admin {
     /// Makes `/readyz` answer that the process is stopping.
     pub fn stopping(&self) {
         self.pages.stopping();
-    }
-
-    /// Ends every connection and every thread.
-    pub fn stop(self) {
-        drop(self);
-    }
-}
-
-impl Drop for Admin {
-    fn drop(&mut self) {
-        // Ends the waits of connections for figures.
-        self.sampler.close();
     }
 }

@@ -161,11 +161,9 @@ impl Pages {
         let connected = rows.len();
         let next = json!(next);
         let body = format!("{{\"connected\": {connected}, \"next\": {next}, \"sessions\": [{lines}]}}\n");
-        let answer = Answer::new(200, JSON, body);
-        Ok(match permit {
-            Some(permit) => answer.permitted(permit),
-            None => answer,
-        })
+        let mut answer = Answer::new(200, JSON, body);
+        answer.permit = permit;
+        Ok(answer)
     }
 
     /// The permit for a large answer.
@@ -179,6 +177,7 @@ impl Service for Pages {
         Limits {
             methods: "GET, HEAD",
             body: 0,
+            streams: 0,
         }
     }
 

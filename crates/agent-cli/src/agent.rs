@@ -14,19 +14,15 @@ use ssntp::Role;
 use ssntp::client::{ClientConfig, UuidSource};
 use ssntp_agent::driver::{Confinement, ProcessDriver};
 use ssntp_agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
+use ssntp_daemon::{
+    Choices, ConfigFile, Connection, Daemon, Failure, Given, Next, Presence, Problems, Renewal, Seconds,
+    Settings, StartPages, TokenArgs, closed, on, one_of, service_manager, watched::POLL,
+};
 use ssntp_network::Networks;
 use ssntp_payload::{NextState, check_labels, parse_label};
 use ssntp_qemu::QemuDriver;
 
 use crate::networks::NetworkArgs;
-use ssntp_daemon::choice::{Choices, Given, one_of};
-use ssntp_daemon::connection::{Connection, Renewal, TokenArgs, closed};
-use ssntp_daemon::daemon::{Daemon, Next, Presence, StartPages, on};
-use ssntp_daemon::failure::Failure;
-use ssntp_daemon::seconds::Seconds;
-use ssntp_daemon::service_manager;
-use ssntp_daemon::settings::{ConfigFile, Problems, Settings};
-use ssntp_daemon::watched::POLL;
 
 /// The flags for pages about an agent. A program without pages has none.
 pub trait AgentPages: clap::Args + std::fmt::Debug {

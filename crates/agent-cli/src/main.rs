@@ -7,10 +7,10 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use ssntp::Role;
 use ssntp_agent::Agent;
 use ssntp_agent_cli::{AgentPages, Args, run};
-use ssntp_daemon::daemon::StartPages;
-use ssntp_daemon::logging::{LogArgs, Logging};
-use ssntp_daemon::output;
-use ssntp_daemon::settings::{self, Invalid, Problems, Settings, with_environment};
+use ssntp_daemon::{
+    Invalid, LogArgs, Logging, Problems, Settings, StartPages, help_width, send_notes_to, settings,
+    with_environment,
+};
 
 /// The agent of a node
 #[derive(Debug, Parser)]
@@ -43,17 +43,16 @@ fn main() -> ExitCode {
         Ok(read) => read,
         Err(Invalid::Words(e)) => e.exit(),
         Err(invalid @ Invalid::File { .. }) => {
-            let _ = invalid.failure().report();
-            return ExitCode::from(2);
+            return invalid.failure().report(false);
         }
     };
     let logging = Logging::start("warn", &line.log);
     if let Some(sink) = logging.notes() {
-        output::send_notes_to(sink);
+        send_notes_to(sink);
     }
     match run(line.agent, settings, Role::AGENT) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => logging.end_with(failure),
+        Err(failure) => logging.end_with(failure, false),
     }
 }
 
@@ -61,7 +60,7 @@ fn main() -> ExitCode {
 fn read() -> Result<(Line, Settings), Invalid> {
     let words: Vec<_> = std::env::args_os().collect();
     let (matches, settings) = settings::read(
-        &with_environment(Line::command()).term_width(output::help_width()),
+        &with_environment(Line::command()).term_width(help_width()),
         &words,
     )?;
     Ok((Line::from_arg_matches(&matches)?, settings))

@@ -4,12 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, value_parser};
+use ssntp_daemon::{Choices, Connection, Failure, Stop, absolute, one_of};
 use ssntp_network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
-
-use ssntp_daemon::choice::{Choices, one_of};
-use ssntp_daemon::connection::{Connection, absolute};
-use ssntp_daemon::failure::Failure;
-use ssntp_daemon::signals::Stop;
 
 /// The flags that agents and concentrators share.
 #[derive(Clone, Debug, clap::Args)]
@@ -91,12 +87,12 @@ impl NetworkArgs {
         // A concentrator runs as an instance and does not have the flags of this agent. It gets copies
         // of the files, and all other values through its environment.
         let name_servers: Vec<_> = tunnels.name_servers.iter().map(IpAddr::to_string).collect();
+        let mut env = vec![
+            ("SSNTP_MTU".into(), tunnels.mtu.to_string()),
+            ("SSNTP_VXLAN_PORT".into(), tunnels.port.to_string()),
+            ("SSNTP_NAME_SERVER".into(), name_servers.join(",")),
+        ];
         let mut config = NetworkConfig {
-            concentrator_env: vec![
-                ("SSNTP_MTU".into(), tunnels.mtu.to_string()),
-                ("SSNTP_VXLAN_PORT".into(), tunnels.port.to_string()),
-                ("SSNTP_NAME_SERVER".into(), name_servers.join(",")),
-            ],
             underlay: self.underlay.clone().unwrap_or_default(),
             tunnels,
             ..NetworkConfig::default()
@@ -109,15 +105,12 @@ impl NetworkArgs {
                 .map(|(name, files)| (name.into(), files))
                 .into();
             config.concentrator_files.retain(|(_, files)| !files.is_empty());
-            config
-                .concentrator_env
-                .push(("SSNTP_CRL_STRICT".into(), crl.crl_strict.to_string()));
+            env.push(("SSNTP_CRL_STRICT".into(), crl.crl_strict.to_string()));
             // The concentrator has another working directory than the agent.
             let connect: Vec<_> = reached.connect.iter().map(absolute).collect();
-            config
-                .concentrator_env
-                .push(("SSNTP_CONNECT".into(), connect.join(",")));
+            env.push(("SSNTP_CONNECT".into(), connect.join(",")));
         }
+        config.concentrator_env = env;
         Ok(Some(config))
     }
 }

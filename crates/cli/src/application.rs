@@ -3,8 +3,7 @@
 use std::str::FromStr;
 
 use ssntp::proto::{FrameKind, FrameType, Operands};
-
-use crate::failure::Failure;
+use ssntp_daemon::Failure;
 
 /// The values of `--application`.
 #[derive(Clone, Debug, clap::Args)]

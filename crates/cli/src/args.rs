@@ -4,13 +4,10 @@ use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser};
+use ssntp_daemon::{Failure, Invalid, LogArgs, Settings, note, settings, with_environment};
 
 use crate::cmd::Command;
-use crate::failure::Failure;
-use crate::logging::LogArgs;
-use crate::output::note;
 use crate::screens::grouped;
-use crate::settings::{self, Invalid, Settings, with_environment};
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
 /// mutual TLS, with roles proved by certificates.
@@ -36,26 +33,18 @@ pub(crate) fn command() -> clap::Command {
 impl Args {
     /// Reads the command line, and the settings file that it names. Exits if either is wrong, and after help.
     pub(crate) fn read(words: Vec<OsString>) -> (Self, Settings) {
-        let words = common_flags_last(words);
+        let (json, words) = (asks_for_json(&words), common_flags_last(words));
         let read = settings::read(&command(), &words);
         match read.and_then(|(matches, settings)| Ok((Self::from_arg_matches(&matches)?, settings))) {
             Ok(read) => read,
-            Err(Invalid::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
-                // The paragraphs after the first one, usage and tips, are for people.
-                let text = e.to_string();
-                let why = text.split("\n\n").next().unwrap_or_default();
-                let usage = Failure::usage(why.trim_start_matches("error: "));
-                let _ = usage.in_json(true).report();
-                std::process::exit(e.exit_code())
-            }
-            Err(Invalid::Words(e)) => {
+            Err(Invalid::Words(e)) if !(json && e.use_stderr()) => {
                 let printed = e.print().map_err(|error| Failure::output(&error));
                 // Help that cannot be printed is a failure. An error of the command line is one already.
                 if let Err(failure) = printed
                     && failure.is_failure()
                     && !e.use_stderr()
                 {
-                    let _ = failure.report();
+                    let _ = failure.report(json);
                     std::process::exit(1)
                 }
                 if let Some(tip) = tip(&e, &words) {
@@ -63,8 +52,8 @@ impl Args {
                 }
                 std::process::exit(e.exit_code())
             }
-            Err(invalid @ Invalid::File { .. }) => {
-                let _ = invalid.failure().report();
+            Err(invalid) => {
+                let _ = invalid.failure().report(json);
                 std::process::exit(2)
             }
         }

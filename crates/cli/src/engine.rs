@@ -13,13 +13,9 @@ use log::warn;
 use ssntp::pki::{Identity, ServerCheck, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
+use ssntp_daemon::{Failure, FilesRead, Lifetime, Problems, input};
 use ssntp_engine::{Endpoints, Etcd, EtcdConfig, EtcdCredentials, Join, Member, Membership, User, View};
 use ssntp_scheduler::Peers;
-
-use crate::credentials::{FilesRead, Lifetime};
-use crate::failure::Failure;
-use crate::input;
-use crate::settings::Problems;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct EngineArgs {

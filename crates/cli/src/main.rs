@@ -8,9 +8,9 @@
 //! | `application` | the flag for frames of an application |
 //! | `args` | the command line |
 //! | `cmd` | the subcommands, one file each |
-//! | `daemon` | flags and texts that all daemons share that are servers |
 //! | `engine` | the flags of a daemon that joins others through an etcd |
 //! | `screens` | the first screens of help |
+//! | `serving` | flags and texts of the daemons that are servers |
 //! | `receipt` | the answer to a sender: how many sessions received a frame |
 //! | `watching` | for tests: which files of credentials are watched |
 
@@ -19,20 +19,16 @@ mod allocator;
 mod application;
 mod args;
 mod cmd;
-mod daemon;
 mod engine;
 mod receipt;
 mod screens;
+mod serving;
 #[cfg(test)]
 mod watching;
 
 use std::process::ExitCode;
 
-// What this program shares with `ssntp-agent`.
-use ssntp_daemon::{
-    choice, connection, context, credentials, failure, input, logging, output, seconds, service_manager,
-    settings, signals, watched,
-};
+use ssntp_daemon::{Logging, send_notes_to};
 
 fn main() -> ExitCode {
     // This comes first: one supervisor runs for each instance, so it must stay small.
@@ -48,12 +44,12 @@ fn main() -> ExitCode {
     if args.command.serves_many() {
         allocator::give_back(matches!(args.command, cmd::Command::Opflex(_)));
     }
-    let logging = logging::Logging::start(args.command.log_level(), &args.log);
+    let logging = Logging::start(args.command.log_level(), &args.log);
     if let Some(sink) = logging.notes() {
-        output::send_notes_to(sink);
+        send_notes_to(sink);
     }
     match args.command.run(settings, args::command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => logging.end_with(failure.in_json(json)),
+        Err(failure) => logging.end_with(failure, json),
     }
 }

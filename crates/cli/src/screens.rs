@@ -2,9 +2,9 @@
 //! person wants.
 
 use clap::Command;
+use ssntp_daemon::help_width;
 
 use crate::cmd::table::wrapped;
-use crate::output::help_width;
 
 /// The subcommands of one screen.
 struct Screen {

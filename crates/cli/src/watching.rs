@@ -3,8 +3,7 @@
 use clap::FromArgMatches;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
-
-use crate::credentials::FilesRead;
+use ssntp_daemon::FilesRead;
 
 /// Gives each flag of `A` that takes a file such a file, and changes one file after the other. `rest` are
 /// further arguments that these flags need.

@@ -504,16 +504,6 @@ impl Connection {
     }
 }
 
-/// The result of [`Watch::wait`].
-#[derive(Debug)]
-pub enum Waited {
-    Event(ClientEvent),
-    /// A signal has come that ends the program.
-    Stopped,
-    /// The time limit has passed.
-    TimedOut,
-}
-
 /// The events of a client, for a command that waits for them. While there is no session, it notes
 /// the reason for the user. If the certificate files change, they are read again.
 #[derive(Debug)]
@@ -536,21 +526,21 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Blocks until the next event, a signal, or the end of the time limit.
+    /// The next event; `None` if the time limit has passed first.
     ///
     /// # Errors
-    /// The client has ended, with its reason.
-    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Waited, Failure> {
+    /// The client has ended, with its reason, or a signal has come that ends the program.
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Option<ClientEvent>, Failure> {
         let client = self.client;
         let event = |event| match event {
             Some(ClientEvent::Closed(why)) => Err(closed(Some(why))),
-            Some(event) => Ok(Waited::Event(event)),
+            Some(event) => Ok(Some(event)),
             None => Err(ended(&client.handle())),
         };
         // Signals and files are checked before the events, because the next step returns at once
         // while frames wait. A server that sends without a pause would hide signals and files.
         if self.stop.requested() {
-            return Ok(Waited::Stopped);
+            return Err(self.stop.interrupted());
         }
         if self.checks.try_recv().is_ok() {
             self.renewal.check(&client.handle());
@@ -571,8 +561,8 @@ impl<'a> Watch<'a> {
             };
             crossbeam_channel::select! {
                 recv(client.events()) -> came => return event(came.ok()),
-                recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
-                recv(timeout) -> _ => return Ok(Waited::TimedOut),
+                recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
+                recv(timeout) -> _ => return Ok(None),
                 recv(look) -> _ => self.complaint.note(&client.handle()),
                 recv(self.checks) -> _ => self.renewal.check(&client.handle()),
             }
@@ -582,11 +572,23 @@ impl<'a> Watch<'a> {
     /// Blocks until the first session. Fails if there is none within `limit`.
     pub fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
         let limit = Duration::from(limit);
-        match self.wait(Some(limit))? {
-            // The first event of a client is `Connected`, or its end, for which `wait` fails.
-            Waited::Event(_) => Ok(()),
-            Waited::Stopped => Err(self.stop.interrupted()),
-            Waited::TimedOut => Err(unanswered(&self.client.handle(), limit)),
+        // The first event of a client is `Connected`, or its end, for which `wait` fails.
+        let first = self.wait(Some(limit))?;
+        first
+            .map(drop)
+            .ok_or_else(|| unanswered(&self.client.handle(), limit))
+    }
+
+    /// Passes each event to `take`, for a program that runs until a signal ends it.
+    ///
+    /// # Errors
+    /// The client has ended, or `take` failed.
+    pub fn each(&mut self, mut take: impl FnMut(ClientEvent) -> Result<(), Failure>) -> Result<(), Failure> {
+        loop {
+            match self.wait(None) {
+                Err(_) if self.stop.requested() => return Ok(()),
+                event => event?.map_or(Ok(()), &mut take)?,
+            }
         }
     }
 }

@@ -62,20 +62,13 @@ impl CredentialFiles {
     /// Reads all files, and notes their state to watch them.
     pub fn read(&self) -> Result<(Identity, Trust, FilesRead), Failure> {
         let files = [&self.cert, &self.ca].into_iter();
-        let files = files.chain(&self.key).chain(&self.crl.crl);
         // The state of the files is noted before they are read. A file that is replaced meanwhile then
         // counts as changed, and is read again two checks later.
-        let watched = Watched::of(files.cloned().collect());
+        let mut read = FilesRead::of(files.chain(&self.key).chain(&self.crl.crl));
         let (identity, trust) = self.load()?;
-        let mut lifetimes = vec![Lifetime::of_identity(&identity, &self.cert)];
-        lifetimes.extend(self.crl.lifetimes(&trust, &self.ca));
-        let credentials = Some((identity.clone(), trust.clone()));
-        let read = FilesRead {
-            watched,
-            lifetimes,
-            credentials,
-            ..FilesRead::default()
-        };
+        read.lifetimes = vec![Lifetime::of_identity(&identity, &self.cert)];
+        read.lifetimes.extend(self.crl.lifetimes(&trust, &self.ca));
+        read.credentials = Some((identity.clone(), trust.clone()));
         Ok((identity, trust, read))
     }
 
@@ -101,13 +94,13 @@ impl CredentialFiles {
 }
 
 /// The failure for a certificate without one of the needed roles.
-pub fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
+pub(crate) fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
     let (cert, any) = (cert.display(), needed.to_string().replace(',', " or "));
     Failure::new(format!("{cert}: the role is {found}, it must be {any}"))
 }
 
 /// Reads a certificate and its key, which is in the file of the certificate if `key` is `None`.
-pub fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki::Error> {
+pub(crate) fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki::Error> {
     match key {
         Some(key) => Identity::load_parts(cert, key),
         None => Identity::load(cert),
@@ -128,21 +121,21 @@ pub struct FilesRead {
 }
 
 impl FilesRead {
+    /// Notes the state of these files, which are to be read next.
+    pub fn of<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+        Self {
+            watched: Watched::of(files.into_iter().cloned().collect()),
+            ..Self::default()
+        }
+    }
+
     /// Reads the file of an authority, if a flag names one.
     pub fn authority(ca: Option<&Path>) -> Result<(Option<Trust>, Self), Failure> {
-        let watched = Watched::default().and(ca.map(Path::to_owned));
-        let mut lifetimes = Vec::new();
-        let load = |ca: &Path| {
-            let trust = Trust::load(ca)?;
-            lifetimes.extend(Lifetime::of_authorities(&trust, ca));
-            Ok::<_, Failure>(trust)
-        };
-        let trust = ca.map(load).transpose()?;
-        let read = Self {
-            watched,
-            lifetimes,
-            ..Self::default()
-        };
+        let mut read = Self::default().and(ca.map(Path::to_owned));
+        let trust = ca.map(Trust::load).transpose()?;
+        if let (Some(trust), Some(ca)) = (&trust, ca) {
+            read.lifetimes.extend(Lifetime::of_authorities(trust, ca));
+        }
         Ok((trust, read))
     }
 
@@ -287,17 +280,17 @@ const AHEAD: [u32; 4] = [30, 7, 1, 0];
 
 /// The lifetimes, each with the number of its warnings so far.
 #[derive(Debug, Default)]
-pub struct Expiry(Vec<(Lifetime, usize)>);
+pub(crate) struct Expiry(Vec<(Lifetime, usize)>);
 
 impl Expiry {
     /// Lifetimes without a warning so far.
-    pub fn of(lifetimes: Vec<Lifetime>) -> Self {
+    pub(crate) fn of(lifetimes: Vec<Lifetime>) -> Self {
         Self(lifetimes.into_iter().map(|lifetime| (lifetime, 0)).collect())
     }
 
     /// A warning for each lifetime that has come within 30, 7 or 1 days of its end, or to its end,
     /// since the last call.
-    pub fn warnings(&mut self, now: SystemTime) -> Vec<String> {
+    pub(crate) fn warnings(&mut self, now: SystemTime) -> Vec<String> {
         let mut warnings = Vec::new();
         for (lifetime, count) in &mut self.0 {
             let left = lifetime.days_left(now);

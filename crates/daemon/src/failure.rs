@@ -25,8 +25,6 @@ pub enum Failure {
     /// An exit code without a message: a signal ended the program, or the message was printed
     /// already.
     Silent(u8),
-    /// A failure that is printed as JSON: `{"error": "…", "exit_code": 1}`.
-    Json(Box<Self>),
 }
 
 impl Failure {
@@ -50,11 +48,6 @@ impl Failure {
         Self::new(format!("cannot start a thread: {error}"))
     }
 
-    /// This failure, printed as JSON if `json` is set.
-    pub fn in_json(self, json: bool) -> Self {
-        if json { Self::Json(Box::new(self)) } else { self }
-    }
-
     /// This failure with further advice in its message. An exit code without a message stays as it is.
     pub fn with_advice(self, advice: impl Display) -> Self {
         match self {
@@ -74,56 +67,50 @@ impl Failure {
 
     /// True unless the exit code is 0.
     pub fn is_failure(&self) -> bool {
-        self.number() != 0
+        self.code() != 0
     }
 
     /// The message for people, if there is one.
     pub fn plain(&self) -> Option<&str> {
         match self {
             Self::Failed(message) | Self::NotAdmitted(message) | Self::Usage(message) => Some(message),
-            Self::Silent(_) | Self::Json(_) => None,
+            Self::Silent(_) => None,
         }
     }
 
     /// The exit code.
-    pub fn code(&self) -> ExitCode {
-        ExitCode::from(self.number())
-    }
-
-    fn number(&self) -> u8 {
+    pub fn code(&self) -> u8 {
         match self {
             Self::Failed(_) | Self::NotAdmitted(_) => 1,
             Self::Usage(_) => 2,
             Self::Silent(code) => *code,
-            Self::Json(failure) => failure.number(),
         }
     }
 
-    /// The line that the user reads, if there is one.
-    fn line(&self) -> Option<String> {
-        let Self::Json(failure) = self else {
-            return Some(format!("ssntp: {}", printable(self.plain()?)));
-        };
-        let error = serde_json::json!({"error": failure.plain()?, "exit_code": failure.number()});
-        Some(printable_json(&error.to_string()))
+    /// The line that the user reads, if there is one; in JSON for a program: `{"error": "…", "exit_code": 1}`.
+    fn line(&self, json: bool) -> Option<String> {
+        let message = self.plain()?;
+        let error = serde_json::json!({"error": message, "exit_code": self.code()});
+        Some(if json {
+            printable_json(&error.to_string())
+        } else {
+            format!("ssntp: {}", printable(message))
+        })
     }
 
-    /// Prints one line for the user.
-    pub fn report(self) -> ExitCode {
-        if let Some(line) = self.line() {
+    /// Prints one line for the user, or for a program that reads JSON.
+    pub fn report(self, json: bool) -> ExitCode {
+        if let Some(line) = self.line(json) {
             // If the standard error is closed, there is no other way to inform the user.
             let _ = writeln!(io::stderr(), "{line}");
         }
-        self.code()
+        self.code().into()
     }
 }
 
 impl Display for Failure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Json(failure) => failure.fmt(f),
-            failure => f.write_str(failure.plain().unwrap_or_default()),
-        }
+        f.write_str(self.plain().unwrap_or_default())
     }
 }
 
@@ -149,12 +136,15 @@ mod tests {
     #[test]
     fn a_message_stays_one_line() {
         let failure = Failure::new("a\nb\u{1b}[31m \u{fc}");
-        assert_eq!(failure.line().as_deref(), Some("ssntp: a\\nb\\u{1b}[31m \u{fc}"));
-        let line = failure.in_json(true).line().unwrap();
+        assert_eq!(
+            failure.line(false).as_deref(),
+            Some("ssntp: a\\nb\\u{1b}[31m \u{fc}")
+        );
+        let line = failure.line(true).unwrap();
         assert!(
             line.starts_with(r#"{"error":"a\nb"#) && line.ends_with(r#""exit_code":1}"#),
             "{line}"
         );
-        assert_eq!(Failure::Silent(3).line(), None);
+        assert_eq!(Failure::Silent(3).line(false), None);
     }
 }

@@ -18,17 +18,40 @@
 //! | `signals` | SIGINT and SIGTERM |
 //! | `watched` | files that are read again when they change |
 
-pub mod choice;
+mod choice;
 pub mod connection;
 pub mod context;
-pub mod credentials;
-pub mod daemon;
-pub mod failure;
+mod credentials;
+mod daemon;
+mod failure;
 pub mod input;
 pub mod logging;
-pub mod output;
-pub mod seconds;
+mod output;
+mod seconds;
 pub mod service_manager;
 pub mod settings;
-pub mod signals;
+mod signals;
 pub mod watched;
+
+pub use self::choice::{Choices, Given, one_of};
+pub use self::connection::{
+    Complaint, Connection, Reached, Renewal, ServerArgs, TokenArgs, Watch, absolute, closed, ended, remedy,
+    to_dial, unanswered,
+};
+pub use self::context::{Context, Contexts, address};
+pub use self::credentials::{CredentialFiles, CrlArgs, FilesRead, Lifetime};
+pub use self::daemon::{Arm, Arms, Daemon, Next, Pages, Presence, StartPages, on, server_stopped};
+pub use self::failure::Failure;
+pub use self::logging::{LogArgs, Logging};
+pub use self::output::{
+    Output, even_unread, for_shell, help_width, note, print_apart, print_either, print_json,
+    print_json_lines, print_line, print_text, printable, printable_json, reader_is_gone, send_notes_to,
+    terminal_size,
+};
+pub use self::seconds::{Seconds, age};
+pub use self::settings::{
+    ConfigFile, Flags, Invalid, Origin, Problem, Problems, Read, Setting, Settings, choices, is_repeated,
+    is_switch, with_environment,
+};
+pub use self::signals::Stop;
+pub use self::watched::Watched;

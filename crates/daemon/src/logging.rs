@@ -138,17 +138,17 @@ impl Logging {
         Some(move |line: &str| lines.log(Level::Info, "ssntp", line.trim_start_matches("ssntp: ")))
     }
 
-    /// Ends the log, and prints the failure of the program as the last line.
-    pub fn end_with(self, failure: Failure) -> ExitCode {
-        let lines = self.lines().filter(|lines| lines.style != Style::Text);
+    /// Ends the log, and prints the failure of the program as the last line: in JSON if a program reads it.
+    pub fn end_with(self, failure: Failure, json: bool) -> ExitCode {
+        let lines = self.lines().filter(|lines| lines.style != Style::Text && !json);
         match lines.zip(failure.plain()) {
             Some((lines, message)) => {
                 lines.log(Level::Error, "ssntp", message);
-                failure.code()
+                failure.code().into()
             }
             None => {
                 drop(self);
-                failure.report()
+                failure.report(json)
             }
         }
     }

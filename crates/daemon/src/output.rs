@@ -33,14 +33,10 @@ impl Output {
         self.line(printable_json(&value.to_string()))
     }
 
-    /// Writes text unchanged.
-    pub fn text(&mut self, text: &str) -> Result<(), Failure> {
-        self.bytes(text.as_bytes())
-    }
-
-    /// Writes bytes unchanged.
-    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.0.write_all(bytes).map_err(|error| Failure::output(&error))
+    /// Writes text or bytes unchanged.
+    pub fn text(&mut self, text: impl AsRef<[u8]>) -> Result<(), Failure> {
+        let written = self.0.write_all(text.as_ref());
+        written.map_err(|error| Failure::output(&error))
     }
 
     /// Writes the buffer. To be called at the end, because dropping ignores errors.
@@ -87,15 +83,10 @@ pub fn print_line(line: impl Display) -> Result<(), Failure> {
     output.flush()
 }
 
-/// Prints text unchanged, and flushes it.
-pub fn print_text(text: &str) -> Result<(), Failure> {
-    print_bytes(text.as_bytes())
-}
-
-/// Prints bytes unchanged, and flushes them.
-pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+/// Prints text or bytes unchanged, and flushes them.
+pub fn print_text(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     let mut output = Output::lock();
-    output.bytes(bytes)?;
+    output.text(text)?;
     output.flush()
 }
 

@@ -11,7 +11,7 @@ use log::{debug, info};
 use super::limited::Limited;
 use super::message::{Answer, Limits, Refused, Request};
 use super::streams::{Stream, Streams};
-use super::{HttpConfig, Reply, Service};
+use super::{Reply, Service};
 use ssntp_pki::{CertificateInfo, Role};
 use ssntp_transport::rustls::pki_types::CertificateDer;
 use ssntp_transport::tls::{Acceptor, TlsError};
@@ -33,42 +33,20 @@ const LINGER: Duration = Duration::from_secs(1);
 /// The state that all connections share.
 pub(super) struct Door<S> {
     /// For each listener, true if only this host can connect to it.
-    local: Vec<bool>,
-    acceptor: Arc<Mutex<Option<Acceptor>>>,
-    roles: Role,
+    pub(super) local: Vec<bool>,
+    pub(super) acceptor: Arc<Mutex<Option<Acceptor>>>,
+    pub(super) roles: Role,
     /// The host name of the address, if it has one.
-    hosts: Vec<String>,
-    limits: Limits,
-    service: Arc<S>,
-    streams: Arc<Streams>,
-    pool: BufferPool,
-    target: &'static str,
-    lines: Mutex<LogLimit<()>>,
+    pub(super) hosts: Vec<String>,
+    pub(super) limits: Limits,
+    pub(super) service: Arc<S>,
+    pub(super) streams: Arc<Streams>,
+    pub(super) pool: BufferPool,
+    pub(super) target: &'static str,
+    pub(super) lines: Mutex<LogLimit<()>>,
 }
 
 impl<S: Service> Door<S> {
-    pub(super) fn new(
-        config: &HttpConfig,
-        local: Vec<bool>,
-        acceptor: Arc<Mutex<Option<Acceptor>>>,
-        target: &'static str,
-        service: Arc<S>,
-        streams: Arc<Streams>,
-    ) -> Self {
-        Self {
-            local,
-            acceptor,
-            roles: config.roles,
-            hosts: config.allowed_hosts(),
-            limits: service.limits(),
-            service,
-            streams,
-            pool: BufferPool::new(),
-            target,
-            lines: Mutex::default(),
-        }
-    }
-
     /// Answers one request. Blocks until the client has the answer.
     pub(super) fn serve(&self, newcomer: &Arc<Newcomer>) {
         let stopping = {

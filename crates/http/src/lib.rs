@@ -17,7 +17,7 @@
 //! | the body of a request | [`Limits::body`], 10 s | 413, or the connection ends |
 //! | requests of a connection | one | it ends with its answer |
 //! | an answer | 10 s | the connection ends |
-//! | streams | [`Service::streams`] | 503 |
+//! | streams | [`Limits::streams`] | 503 |
 //! | a part of a stream | 10 s | the stream ends |
 //!
 //! The client has the same limits for the head of an answer, and takes a limit for its body.
@@ -48,7 +48,7 @@ pub use self::streams::{Body, Stream};
 use ssntp_pki::{Identity, Trust};
 use ssntp_transport::slots::BRIEF;
 use ssntp_transport::tls::Acceptor;
-use ssntp_transport::{Acceptance, Address, Newcomer, locked};
+use ssntp_transport::{Acceptance, Address, BufferPool, Newcomer, locked};
 
 /// The maximum number of connections at a time. Each has a thread, and an answer that is mostly below a
 /// hundred KiB; a scrape takes some milliseconds.
@@ -56,13 +56,8 @@ const CONNECTIONS: usize = 32;
 
 /// Makes the answers. It is called on the threads of the connections, at most 32.
 pub trait Service: Send + Sync + 'static {
-    /// The supported methods, and the limit of bodies.
+    /// The supported methods, and the limits of bodies and streams.
     fn limits(&self) -> Limits;
-
-    /// The maximum number of answers that may be streams at a time. Default: 0.
-    fn streams(&self) -> usize {
-        0
-    }
 
     /// Answers a request. It may block, but for a few seconds at most.
     fn reply(&self, request: &Request) -> Reply;
@@ -119,9 +114,20 @@ impl Http {
         let addresses = listeners.iter().filter_map(|l| l.local_address()).collect();
         let acceptor = config.tls.as_ref().map(|(i, t)| acceptor(i, t)).transpose()?;
         let acceptor = Arc::new(Mutex::new(acceptor));
-        let streams = Arc::new(Streams::new(name, service.streams()));
-        let (shared, own) = (Arc::clone(&acceptor), Arc::clone(&streams));
-        let door = Door::new(config, doors, shared, log, service, own);
+        let limits = service.limits();
+        let streams = Arc::new(Streams::new(name, limits.streams));
+        let door = Door {
+            local: doors,
+            acceptor: Arc::clone(&acceptor),
+            roles: config.roles,
+            hosts: config.allowed_hosts(),
+            limits,
+            service,
+            streams: Arc::clone(&streams),
+            pool: BufferPool::new(),
+            target: log,
+            lines: Mutex::default(),
+        };
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| door.serve(newcomer));
         let acceptance = Acceptance::start(listeners, name, log, CONNECTIONS, BRIEF, serve);
         Ok(Self {

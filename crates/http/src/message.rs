@@ -41,6 +41,8 @@ pub struct Limits {
     pub methods: &'static str,
     /// The longest body, in bytes.
     pub body: usize,
+    /// The maximum number of answers that may be streams at a time.
+    pub streams: usize,
 }
 
 /// An answer that is an error.
@@ -326,10 +328,12 @@ mod tests {
     const PAGES: Limits = Limits {
         methods: "GET, HEAD",
         body: 0,
+        streams: 0,
     };
     const ORDERS: Limits = Limits {
         methods: "GET, PUT",
         body: 10,
+        streams: 0,
     };
 
     fn parse(text: &str) -> Result<Option<Request>, u16> {

@@ -27,11 +27,8 @@ impl Service for Echo {
         Limits {
             methods: "GET, PUT",
             body: 1 << 16,
+            streams: 1,
         }
-    }
-
-    fn streams(&self) -> usize {
-        1
     }
 
     fn reply(&self, request: &Request) -> Reply {

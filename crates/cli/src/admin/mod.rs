@@ -29,17 +29,13 @@ use ssntp::server::ServerHandle;
 use ssntp::transport::Address;
 use ssntp_admin::{Admin, AdminConfig, Snapshot};
 use ssntp_agent::Agent;
+use ssntp_daemon::{Failure, FilesRead, Lifetime, Problems, StartPages, print_either};
 use ssntp_engine::Membership;
+use ssntp_transport::{elapsed, now};
 
 pub(crate) use self::cluster::{of_cnci, of_controller, of_scheduler};
 use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
-use crate::credentials::{FilesRead, Lifetime};
-use crate::daemon::{self, StartPages};
-use crate::failure::Failure;
-use crate::output::print_either;
-use crate::settings::Problems;
-use ssntp_transport::{elapsed, now};
 
 /// The address of the pages, and the clients that may read them.
 #[derive(Clone, Debug, clap::Args)]
@@ -86,7 +82,7 @@ impl AdminArgs {
         let address = self.admin.as_ref()?;
         Some(Box::new(move |name, listening, credentials| {
             let pages = self.start(address, name, listening, credentials, figures)?;
-            Ok(Some(Box::new(pages)))
+            Ok(Box::new(pages))
         }))
     }
 
@@ -157,7 +153,7 @@ impl ssntp_agent_cli::AgentPages for AdminArgs {
     }
 }
 
-impl daemon::Pages for Pages {
+impl ssntp_daemon::Pages for Pages {
     fn announce(&self, as_json: bool) {
         let urls = self.admin.urls();
         let text = format!("pages at {}", urls.join(", "));
@@ -169,14 +165,10 @@ impl daemon::Pages for Pages {
     }
 
     fn renew(&self, identity: &Identity, trust: &Trust) {
-        let renewed = match self.ca.as_ref().map(Trust::load).transpose() {
-            Ok(own) => self
-                .admin
-                .renew(identity, own.as_ref().unwrap_or(trust))
-                .map_err(|e| e.to_string()),
-            Err(e) => Err(e.to_string()),
-        };
-        if let Err(e) = renewed {
+        let own = self.ca.as_ref().map(Trust::load).transpose();
+        let own = own.map_err(|e| e.to_string());
+        let renew = |own: Option<Trust>| self.admin.renew(identity, own.as_ref().unwrap_or(trust));
+        if let Err(e) = own.and_then(|own| renew(own).map_err(|e| e.to_string())) {
             log::warn!("--admin: the new certificate or authority cannot be used, the old one stays: {e}");
         }
     }

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use ssntp_admin::{Labels, Metric, Samples, Snapshot, by, counter, gauge, one};
-
-use crate::credentials::Lifetime;
+use ssntp_daemon::Lifetime;
 use ssntp_transport::{locked, since_1970, wall_clock};
 
 /// The recorded state. Clones share it.

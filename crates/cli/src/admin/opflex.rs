@@ -10,9 +10,9 @@ use ssntp_engine::Membership;
 use ssntp_opflex::message::Method;
 use ssntp_opflex::run::{ServerFigures, ServerHandle};
 use ssntp_opflex::server::{AgentInfo, SessionInfo};
+use ssntp_transport::locked;
 
 use super::{Figures, members};
-use ssntp_transport::locked;
 
 /// The maximum number of agents with their own series since the start: agents choose their names, and a
 /// database of series keeps every name.

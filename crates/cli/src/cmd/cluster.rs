@@ -15,14 +15,10 @@ use serde_json::Value;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Host};
 use ssntp::transport::Address;
+use ssntp_daemon::{Context, Contexts, Failure, Output, Stop, absolute, for_shell, to_dial};
 use uuid::Uuid;
 
-use crate::connection::{absolute, to_dial};
-use crate::context::{Context, Contexts};
 use crate::engine::cluster_name;
-use crate::failure::Failure;
-use crate::output::{Output, for_shell};
-use crate::signals::Stop;
 
 /// Set up a cluster that nodes join with tokens
 #[derive(Debug, Subcommand)]

@@ -6,19 +6,17 @@ use std::sync::Arc;
 
 use ssntp::Role;
 use ssntp::client::ClientConfig;
+use ssntp_agent_cli::TunnelArgs;
+use ssntp_daemon::{
+    ConfigFile, Connection, Daemon, Failure, Given, Output, Presence, Problems, Renewal, Settings, TokenArgs,
+    closed, on, print_json, printable,
+};
 use ssntp_network::cnci::{Cnci, CnciConfig, PublicIp, Routing, Tables, Tunnel};
 use ssntp_payload::CnciPeer;
 use uuid::Uuid;
 
 use super::table::{self, Columns};
 use crate::admin::{self, AdminArgs};
-use crate::choice::Given;
-use crate::connection::{Connection, Renewal, TokenArgs, closed};
-use crate::daemon::{Daemon, Presence, on};
-use crate::failure::Failure;
-use crate::output::{Output, print_json, printable};
-use crate::settings::{ConfigFile, Problems, Settings};
-use ssntp_agent_cli::TunnelArgs;
 
 /// Run the agent of a concentrator instance
 ///

@@ -8,9 +8,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, ValueHint};
 use clap_complete::Shell;
 use ssntp::proto::FrameKind;
-
-use crate::failure::Failure;
-use crate::output::print_bytes;
+use ssntp_daemon::{Failure, print_text};
 
 /// Print a shell's completion script
 ///
@@ -24,7 +22,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, whole: Command) -> Result<(), Failure> {
-    print_bytes(&script(args.shell, whole))
+    print_text(&script(args.shell, whole))
 }
 
 pub(crate) fn script(shell: Shell, whole: Command) -> Vec<u8> {

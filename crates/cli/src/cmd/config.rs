@@ -5,19 +5,17 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, ArgMatches, Command, FromArgMatches, Subcommand, ValueEnum};
+use clap::{Arg, ArgMatches, Command, FromArgMatches, Subcommand};
 use serde_json::{Value, json};
 use ssntp::pki::JoinToken;
+use ssntp_daemon::{
+    Choices, Failure, Flags, Invalid, Output, Problem, Problems, Read, Setting, choices, even_unread,
+    is_repeated, is_switch, logging, one_of, print_json, print_line, print_text, printable, settings,
+};
 
 use super::table::{Columns, list, wrapped};
 use super::{cnci, controller, opflex, scheduler, server};
 use crate::admin::AgentArgs;
-use crate::failure::Failure;
-use crate::logging;
-use crate::output::{Output, even_unread, print_json, print_line, print_text, printable};
-use crate::settings::{
-    self, Flags, Invalid, Problem, Problems, Read, Setting, choices, is_repeated, is_switch,
-};
 
 /// Check, show and print files with the settings of daemons (--config-file)
 ///
@@ -31,8 +29,8 @@ pub(crate) enum Args {
     /// Print an example file with every key, its purpose and its default
     Example {
         /// The daemon that reads the file
-        #[arg(value_enum)]
-        daemon: Name,
+        #[arg(value_parser = one_of(DAEMONS))]
+        daemon: &'static Known,
     },
 }
 
@@ -44,8 +42,8 @@ pub(crate) enum Args {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Check {
     /// The daemon that reads the files
-    #[arg(value_enum)]
-    daemon: Name,
+    #[arg(value_parser = one_of(DAEMONS))]
+    daemon: &'static Known,
     /// The files with settings
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -61,8 +59,8 @@ pub(crate) struct Check {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowSettings {
     /// The daemon that reads the settings
-    #[arg(value_enum)]
-    daemon: Name,
+    #[arg(value_parser = one_of(DAEMONS))]
+    daemon: &'static Known,
     /// The file with settings [default: none]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -74,98 +72,75 @@ pub(crate) struct ShowSettings {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Name {
-    Server,
-    Scheduler,
-    #[value(alias = "netagent")]
-    Agent,
-    Cnci,
-    Controller,
-    #[value(alias = "opflex-serve")]
-    Opflex,
-    OpflexElement,
+/// A daemon that reads a file with settings.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// The subcommand that starts it.
+    words: &'static str,
+    /// The values that an example sets, because the daemon does not run without them, or not as a service.
+    /// The example has all other keys as comments.
+    needs: &'static [(&'static str, &'static str)],
+    /// Finds the problems that the daemon itself finds in values that clap has accepted.
+    problems: fn(&ArgMatches) -> Result<Problems, clap::Error>,
 }
 
-impl Name {
-    /// The subcommand that starts the daemon.
-    fn words(self) -> &'static [&'static str] {
-        match self {
-            Self::Server => &["server"],
-            Self::Scheduler => &["scheduler"],
-            Self::Agent => &["agent"],
-            Self::Cnci => &["cnci"],
-            Self::Controller => &["controller"],
-            Self::Opflex => &["opflex", "serve"],
-            Self::OpflexElement => &["opflex", "element"],
-        }
-    }
+#[rustfmt::skip] // A table: one daemon after the other.
+const DAEMONS: Choices<&Known> = &[
+    ("server", "ssntp server", &Known {
+        words: "server",
+        needs: &[LISTEN, CA, ("cert", "/etc/ssntp/server.pem")],
+        problems: |own| Ok(server::Args::from_arg_matches(own)?.problems()),
+    }),
+    ("scheduler", "ssntp scheduler", &Known {
+        words: "scheduler",
+        needs: &[LISTEN, CA, ("cert", "/etc/ssntp/scheduler.pem"), ("config", "/var/lib/ssntp/scheduler/cluster.yaml"),
+            ("state", "/var/lib/ssntp/scheduler")],
+        problems: |own| Ok(scheduler::Args::from_arg_matches(own)?.problems()),
+    }),
+    ("agent", "ssntp agent, ssntp netagent", &Known {
+        words: "agent",
+        needs: &[CONNECT, CA, ("cert", "/etc/ssntp/agent.pem"), ("state", "/var/lib/ssntp/agent")],
+        problems: |own| Ok(AgentArgs::from_arg_matches(own)?.problems()),
+    }),
+    ("cnci", "ssntp cnci", &Known {
+        words: "cnci",
+        // RFC 5737 reserves this address for examples.
+        needs: &[CONNECT, CA, ("cert", "/etc/ssntp/cnci.pem"), ("tenant", "00000000-0000-4000-8000-000000000000"),
+            ("ip", "192.0.2.10"), ("state", "/var/lib/ssntp/cnci")],
+        problems: |own| Ok(cnci::Args::from_arg_matches(own)?.problems()),
+    }),
+    ("controller", "ssntp controller", &Known {
+        words: "controller",
+        needs: &[CONNECT, CA, ("cert", "/etc/ssntp/controller.pem"), ("store", "/var/lib/ssntp/controller"),
+            ("http", "127.0.0.1:9300")],
+        problems: |own| Ok(controller::Args::from_arg_matches(own)?.problems()),
+    }),
+    ("opflex", "ssntp opflex serve", &Known {
+        words: "opflex serve",
+        needs: &[("listen", "\":8009\""), ("control", "/run/ssntp-opflex/control.sock")],
+        problems: |own| Ok(opflex::Args::from_arg_matches(own)?.problems()),
+    }),
+    ("opflex-element", "ssntp opflex element", &Known {
+        words: "opflex element",
+        // An element without --watch ends after its first answers.
+        needs: &[("connect", "localhost:8009"), ("watch", "true")],
+        problems: |own| Ok(opflex::Args::from_arg_matches(own)?.problems()),
+    }),
+];
+const LISTEN: (&str, &str) = ("listen", "\":8888\"");
+const CONNECT: (&str, &str) = ("connect", "localhost:8888");
+const CA: (&str, &str) = ("ca", "/etc/ssntp/ca.pem");
 
-    /// The values that an example sets, because the daemon does not run without them, or not as a service.
-    /// An element without --watch ends after its first answers. The example has all other keys as comments.
-    fn needs(self) -> &'static [(&'static str, &'static str)] {
-        match self {
-            Self::Server => &[
-                ("listen", "\":8888\""),
-                ("ca", "/etc/ssntp/ca.pem"),
-                ("cert", "/etc/ssntp/server.pem"),
-            ],
-            Self::Scheduler => &[
-                ("listen", "\":8888\""),
-                ("ca", "/etc/ssntp/ca.pem"),
-                ("cert", "/etc/ssntp/scheduler.pem"),
-                ("config", "/var/lib/ssntp/scheduler/cluster.yaml"),
-                ("state", "/var/lib/ssntp/scheduler"),
-            ],
-            Self::Agent => &[
-                ("connect", "localhost:8888"),
-                ("ca", "/etc/ssntp/ca.pem"),
-                ("cert", "/etc/ssntp/agent.pem"),
-                ("state", "/var/lib/ssntp/agent"),
-            ],
-            Self::Cnci => &[
-                ("connect", "localhost:8888"),
-                ("ca", "/etc/ssntp/ca.pem"),
-                ("cert", "/etc/ssntp/cnci.pem"),
-                ("tenant", "00000000-0000-4000-8000-000000000000"),
-                // RFC 5737 reserves this address for examples.
-                ("ip", "192.0.2.10"),
-                ("state", "/var/lib/ssntp/cnci"),
-            ],
-            Self::Controller => &[
-                ("connect", "localhost:8888"),
-                ("ca", "/etc/ssntp/ca.pem"),
-                ("cert", "/etc/ssntp/controller.pem"),
-                ("store", "/var/lib/ssntp/controller"),
-                ("http", "127.0.0.1:9300"),
-            ],
-            Self::Opflex => &[
-                ("listen", "\":8009\""),
-                ("control", "/run/ssntp-opflex/control.sock"),
-            ],
-            Self::OpflexElement => &[("connect", "localhost:8009"), ("watch", "true")],
-        }
-    }
-
-    /// The problems that the daemon itself finds in values that clap has accepted.
-    fn problems(self, whole: &ArgMatches) -> Result<Problems, clap::Error> {
-        let Some((_, own)) = whole.subcommand() else {
-            return Ok(Problems::default());
-        };
-        Ok(match self {
-            Self::Server => server::Args::from_arg_matches(own)?.problems(),
-            Self::Scheduler => scheduler::Args::from_arg_matches(own)?.problems(),
-            Self::Agent => AgentArgs::from_arg_matches(own)?.problems(),
-            Self::Cnci => cnci::Args::from_arg_matches(own)?.problems(),
-            Self::Controller => controller::Args::from_arg_matches(own)?.problems(),
-            Self::Opflex | Self::OpflexElement => opflex::Args::from_arg_matches(own)?.problems(),
-        })
+impl Known {
+    /// The words of the subcommand.
+    fn path(&self) -> Vec<&'static str> {
+        self.words.split(' ').collect()
     }
 
     /// Reads the settings as the daemon would if it were started with this file and these flags.
-    fn read(self, command: &Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Invalid> {
+    fn read(&self, command: &Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Invalid> {
         let mut words = vec![OsString::from("ssntp")];
-        words.extend(self.words().iter().map(OsString::from));
+        words.extend(self.path().iter().map(OsString::from));
         if let Some(file) = file {
             words.extend(["--config-file".into(), file.into()]);
         }
@@ -218,7 +193,7 @@ fn print_problems(file: &Path, problems: &[Problem], as_json: bool) -> Result<()
 /// All problems of a file that can be found without starting the daemon.
 fn problems_of(
     command: &Command,
-    daemon: Name,
+    daemon: &Known,
     file: &Path,
     more: &[OsString],
 ) -> Result<Vec<Problem>, Failure> {
@@ -229,7 +204,8 @@ fn problems_of(
         Err(invalid @ Invalid::Words(_)) => return Err(invalid.failure()),
     };
     if let Some((matches, settings)) = read {
-        let mut of_daemon = daemon.problems(&matches)?;
+        let own = matches.subcommand().map(|(_, own)| (daemon.problems)(own));
+        let mut of_daemon = own.transpose()?.unwrap_or_default();
         of_daemon.of(settings::LOG, settings.value(settings::LOG).map(logging::check));
         found.extend(of_daemon.found().into_iter().map(|(key, why)| Problem {
             at: settings.position(key),
@@ -243,7 +219,7 @@ fn problems_of(
 fn show(command: &Command, args: &ShowSettings) -> Result<(), Failure> {
     let read = args.daemon.read(command, args.file.as_deref(), &args.more);
     let (_, settings) = read.map_err(|invalid| invalid.failure())?;
-    let flags = Flags::of(command, args.daemon.words());
+    let flags = Flags::of(command, &args.daemon.path());
     // A token holds a secret, and the user may paste the output into a report.
     let is_secret = |key: &str| {
         let arg = flags.as_ref().and_then(|flags| flags.named(key));
@@ -274,13 +250,13 @@ const SETTINGS: Columns<(), Setting> = &[
 const WIDTH: usize = 78;
 
 /// A file with every key of the daemon. Keys that the daemon does not need are comments.
-fn example(command: &Command, daemon: Name) -> Result<String, Failure> {
-    let name = daemon.words().join(" ");
-    let flags = Flags::of(command, daemon.words());
+fn example(command: &Command, daemon: &Known) -> Result<String, Failure> {
+    let name = daemon.words;
+    let flags = Flags::of(command, &daemon.path());
     let flags =
         flags.ok_or_else(|| Failure::new(format_args!("this build does not include `ssntp {name}`")))?;
-    let value = daemon.to_possible_value();
-    let checked = value.as_ref().map_or("", |value| value.get_name());
+    let checked = DAEMONS.iter().find(|(.., known)| known.words == name);
+    let checked = checked.map_or("", |(word, ..)| *word);
     let mut text = format!(
         "# Settings of `ssntp {name}`, for its --config-file.\n\
          #\n\
@@ -289,7 +265,7 @@ fn example(command: &Command, daemon: Name) -> Result<String, Failure> {
          # placeholder in capitals. `ssntp config check {checked} FILE` checks this file.\n"
     );
     for (key, arg) in flags.all() {
-        let needed = daemon.needs().iter().find(|(needed, _)| *needed == key);
+        let needed = daemon.needs.iter().find(|(needed, _)| *needed == key);
         let (mark, values) = match needed {
             Some((_, value)) => ("", vec![(*value).to_owned()]),
             None => ("# ", default(arg)),

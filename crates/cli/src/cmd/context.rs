@@ -2,12 +2,9 @@
 
 use clap::Subcommand;
 use serde_json::json;
+use ssntp_daemon::{Context, Contexts, Failure, ServerArgs, print_line};
 
 use super::table::{self, Columns};
-use crate::connection::ServerArgs;
-use crate::context::{Context, Contexts};
-use crate::failure::Failure;
-use crate::output::print_line;
 
 /// Save the address and certificates of a server under a name for other commands
 ///

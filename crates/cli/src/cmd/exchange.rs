@@ -12,18 +12,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use ssntp::client::{Client, ClientEvent};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
 use ssntp::{Request, RequestError};
+use ssntp_daemon::{Connection, Failure, Seconds, Stop, Watch, ended, input, note, print_json, print_text};
 use ssntp_transport::threads;
 use uuid::Uuid;
 
 use super::ctl::logs::escaped;
 use super::{listen, operands};
 use crate::application::Applications;
-use crate::connection::{Connection, Waited, Watch, ended};
-use crate::failure::Failure;
-use crate::input;
-use crate::output::{note, print_bytes, print_json};
-use crate::seconds::Seconds;
-use crate::signals::Stop;
 
 /// Send a request to the server or to a client, and print the reply
 ///
@@ -113,7 +108,7 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
                 if args.json {
                     return print_json(listen::to_json(&operands, &reply, None));
                 }
-                return print_bytes(&shown(reply.payload_bytes(), io::stdout().is_terminal()));
+                return print_text(&shown(reply.payload_bytes(), io::stdout().is_terminal()));
             }
             // The events are taken and dropped, because the answer could not get past a channel of
             // events that is full.
@@ -159,13 +154,12 @@ pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
     let stop = Stop::install()?;
     let (config, renewal) = args.connection.config(&stop)?;
     let client = Client::start(config.operands(operands))?;
-    let mut watch = Watch::new(&client, &stop, renewal);
-    loop {
-        match watch.wait(None)? {
-            Waited::Event(ClientEvent::Connected(server)) => {
+    Watch::new(&client, &stop, renewal).each(|event| {
+        match event {
+            ClientEvent::Connected(server) => {
                 note(format_args!("{} connected to {}", client.uuid(), server.name));
             }
-            Waited::Event(ClientEvent::Request(request)) if request.kind() == kind => {
+            ClientEvent::Request(request) if request.kind() == kind => {
                 let said = run(args, &request, &stop);
                 let sent = said.and_then(|said| client.reply(&request, said).map_err(|e| e.to_string()));
                 if let Err(why) = sent {
@@ -174,13 +168,13 @@ pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
                 }
             }
             // Every request is answered, because the client that asks waits for an answer.
-            Waited::Event(ClientEvent::Request(request)) => {
+            ClientEvent::Request(request) => {
                 let _ = client.refuse(&request, "unsupported");
             }
-            Waited::Event(_) => {}
-            Waited::Stopped | Waited::TimedOut => break,
+            _ => {}
         }
-    }
+        Ok(())
+    })?;
     client.close();
     Ok(())
 }

@@ -5,12 +5,7 @@ use std::path::PathBuf;
 use ssntp::Role;
 use ssntp::client::{ClientConfig, NodeFiles};
 use ssntp::transport::Address;
-
-use crate::choice::Given;
-use crate::connection::{TokenArgs, remedy, to_dial};
-use crate::failure::Failure;
-use crate::output::{for_shell, note, print_line};
-use crate::signals::Stop;
+use ssntp_daemon::{Failure, Given, Stop, TokenArgs, for_shell, note, print_line, remedy, to_dial};
 
 /// Join a cluster with a token: get the certificate of a node, or renew it
 ///

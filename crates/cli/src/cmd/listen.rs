@@ -5,15 +5,12 @@ use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::client::{Client, ClientEvent};
 use ssntp::proto::{Frame, Operands, Trace};
+use ssntp_daemon::{Connection, Failure, Output, Stop, Watch, note, printable};
 use ssntp_payload::timestamp;
+use ssntp_transport::{nanoseconds, wall_clock};
 use uuid::Uuid;
 
 use crate::application::Applications;
-use crate::connection::{Connection, Waited, Watch};
-use crate::failure::Failure;
-use crate::output::{Output, note, printable};
-use crate::signals::Stop;
-use ssntp_transport::{nanoseconds, wall_clock};
 
 /// Print each frame that arrives, with its time, and with its sender if the frame is traced
 ///
@@ -49,20 +46,23 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut watch = Watch::new(&client, &stop, renewal);
     let mut left = args.count;
     while left != Some(0) {
-        let mut frame = match watch.wait(None)? {
-            Waited::Event(ClientEvent::Frame(frame)) => frame,
-            Waited::Event(ClientEvent::Connected(server)) => {
+        let event = match watch.wait(None) {
+            // Without --count a signal is the usual end.
+            Err(_) if stop.requested() && left.is_none() => break,
+            event => event?,
+        };
+        let mut frame = match event {
+            Some(ClientEvent::Frame(frame)) => frame,
+            Some(ClientEvent::Connected(server)) => {
                 let (uuid, role, address) = (server.uuid, server.role, server.address);
                 note(format_args!("connected to {uuid} ({role}) at {address}"));
                 continue;
             }
-            Waited::Event(ClientEvent::Disconnected { reason, .. }) => {
+            Some(ClientEvent::Disconnected { reason, .. }) => {
                 note(format_args!("disconnected: {reason}"));
                 continue;
             }
-            Waited::Event(_) => continue,
-            Waited::Stopped if left.is_some() => return Err(stop.interrupted()),
-            Waited::Stopped | Waited::TimedOut => break,
+            _ => continue,
         };
         // Traces are asked for even without --trace, because they name the sender.
         let from = frame.trace().and_then(|trace| trace.nodes().first());

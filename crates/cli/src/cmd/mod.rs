@@ -48,10 +48,9 @@ pub(crate) mod table;
 mod watch;
 
 use ssntp::Role;
+use ssntp_daemon::{Failure, Settings};
 
 use crate::admin::AgentArgs;
-use crate::failure::Failure;
-use crate::settings::Settings;
 
 /// The roles of a list that is joined with commas, as JSON has them.
 fn roles(list: &str) -> Vec<&str> {
@@ -123,7 +122,7 @@ impl Command {
             Self::Server(args) => server::run(args, settings),
             Self::Session(args) => session::run(args),
             Self::Token(args) => ctl::tokens::run(args),
-            Self::Top(args) => ctl::top::run(&args),
+            Self::Top(args) => ctl::top::run(args),
             Self::Watch(args) => watch::run(&args),
         }
     }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Filter, Rules};
+use ssntp_daemon::Failure;
 
 use super::table::{Columns, print};
-use crate::failure::Failure;
 
 /// Show every type and operand, who may send it, and where it goes
 ///
@@ -66,7 +66,9 @@ pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure
 fn like(text: &str) -> Option<String> {
     let names = PossibleValuesParser::new(FrameKind::all().filter_map(FrameKind::name));
     let operand = Command::new("ssntp").arg(Arg::new("operand").value_parser(names));
-    let error = operand.try_get_matches_from(["ssntp", text]).err()?;
+    let error = operand
+        .try_get_matches_from(["ssntp", &text.to_uppercase()])
+        .err()?;
     match error.get(ContextKind::SuggestedValue)? {
         ContextValue::String(name) => Some(name.clone()),
         _ => None,

@@ -10,21 +10,17 @@ use ssntp::Role;
 use ssntp::pki::{Issuer, Trust};
 use ssntp::server::{Enrolment, Federation, ServerConfig, ServerError};
 use ssntp::transport::Address;
+use ssntp_daemon::{
+    Choices, ConfigFile, CredentialFiles, Daemon, Failure, FilesRead, Given, Lifetime, Next, Presence,
+    Problems, Seconds, Settings, address, age, on, one_of, server_stopped, to_dial,
+};
 use ssntp_engine::Etcd;
 use ssntp_scheduler::placement::Policy;
 use ssntp_scheduler::{ControllerMode, Enrolments, JoinedScheduler, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, AdminArgs};
-use crate::choice::{Choices, Given, one_of};
-use crate::connection::to_dial;
-use crate::context::address;
-use crate::credentials::{CredentialFiles, FilesRead, Lifetime};
-use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, on, server_stopped};
 use crate::engine::{self, EngineArgs};
-use crate::failure::Failure;
-use crate::seconds::{Seconds, age};
-use crate::settings::{ConfigFile, Problems, Settings};
+use crate::serving::{Admission, listening, load_configuration, sessions};
 
 /// Reads the lifetime of a certificate of a node, which has to renew it before its end.
 fn node_lifetime(text: &str) -> Result<Duration, &'static str> {

@@ -12,17 +12,14 @@ use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
 use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
 use ssntp::server::Filter;
 use ssntp::{Bytes, RequestError, Role};
+use ssntp_daemon::{
+    Connection, Failure, Seconds, Stop, Watch, connection, even_unread, input, note, print_either, print_json,
+};
 use ssntp_transport::{elapsed, now, threads};
 
 use super::operands::{self, senders};
 use crate::application::Applications;
-use crate::connection::{self, Connection, Waited, Watch};
-use crate::failure::Failure;
-use crate::input;
-use crate::output::{even_unread, note, print_either, print_json};
 use crate::receipt::{self, Question, sessions, with_receipts};
-use crate::seconds::Seconds;
-use crate::signals::Stop;
 
 /// Connect, send frames, and end once the server has taken them
 ///
@@ -449,11 +446,8 @@ impl Sending<'_> {
 
     /// Takes the next event. Returns false if none comes within `limit`.
     fn take_one(&mut self, limit: Duration) -> Result<bool, Failure> {
-        match self.watch.wait(Some(limit))? {
-            Waited::Event(event) => self.take(event).map(|()| true),
-            Waited::Stopped => Err(self.watch.stop.interrupted()),
-            Waited::TimedOut => Ok(false),
-        }
+        let event = self.watch.wait(Some(limit))?;
+        event.map_or(Ok(false), |event| self.take(event).map(|()| true))
     }
 
     /// Prints how many sessions received the frames, as far as the server has told.

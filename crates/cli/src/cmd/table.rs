@@ -5,9 +5,7 @@ use std::io::IsTerminal;
 
 use comfy_table::{Row, Table, presets};
 use serde_json::Value;
-
-use crate::failure::Failure;
-use crate::output::{print_json_lines, print_line, printable, printable_json, terminal_size};
+use ssntp_daemon::{Failure, print_json_lines, print_line, printable, printable_json, terminal_size};
 
 /// The columns of a list of `T`: the heading of each, and its text in a row. `X` is what the
 /// texts need in addition to the row.

@@ -5,6 +5,7 @@ use ssntp::Role;
 use ssntp::client::{Client, ClientEvent};
 use ssntp::payload::{InvalidFrameType, Payload, Watch as Question, Watched};
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
+use ssntp_daemon::{Connection, Failure, Stop, Watch, note, print_either, printable};
 use uuid::Uuid;
 
 use super::ctl::session::refusal_text;
@@ -12,10 +13,6 @@ use super::ctl::sessions::new_id;
 use super::listen::{clock, time};
 use super::operands;
 use crate::application::Applications;
-use crate::connection::{Connection, Waited, Watch};
-use crate::failure::Failure;
-use crate::output::{note, print_either, printable};
-use crate::signals::Stop;
 
 /// Show which clients of a server send what: sender, operand and length, without payloads
 ///
@@ -51,21 +48,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let (config, renewal) = args.connection.config_as(Role::CONTROLLER, &stop)?;
     let client = Client::start(config)?;
-    let mut watch = Watch::new(&client, &stop, renewal);
-    loop {
-        match watch.wait(None)? {
+    Watch::new(&client, &stop, renewal).each(|event| {
+        match event {
             // If the session has ended already, the next one asks again.
-            Waited::Event(ClientEvent::Connected(_)) => drop(client.send(Frame::of(&question))),
-            Waited::Event(ClientEvent::Disconnected { reason, .. }) => {
+            ClientEvent::Connected(_) => drop(client.send(Frame::of(&question))),
+            ClientEvent::Disconnected { reason, .. } => {
                 note(format_args!("disconnected: {reason}"));
             }
-            Waited::Event(ClientEvent::Frame(frame)) if frame.kind() == Watched::KIND => {
+            ClientEvent::Frame(frame) if frame.kind() == Watched::KIND => {
                 let watched: Watched = frame.payload()?;
                 if watched.id == question.id {
                     print(&watched, &operands, args.json)?;
                 }
             }
-            Waited::Event(ClientEvent::Frame(frame)) => {
+            ClientEvent::Frame(frame) => {
                 if let Ok(refusal) = frame.payload::<InvalidFrameType>()
                     && refusal.refused() == Command::WATCH
                 {
@@ -75,10 +71,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                     )));
                 }
             }
-            Waited::Event(_) => {}
-            Waited::Stopped | Waited::TimedOut => break,
+            _ => {}
         }
-    }
+        Ok(())
+    })?;
     client.close();
     Ok(())
 }

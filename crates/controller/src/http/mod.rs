@@ -246,11 +246,8 @@ impl Service for Routes {
         Limits {
             methods: "GET, HEAD, PUT, POST, DELETE",
             body: BODY,
+            streams: events::FOLLOWERS,
         }
-    }
-
-    fn streams(&self) -> usize {
-        events::FOLLOWERS
     }
 
     fn reply(&self, request: &Request) -> Reply {

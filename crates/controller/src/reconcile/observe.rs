@@ -10,11 +10,11 @@ use super::plan::Draft;
 use super::soft::Soft;
 use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 
-/// The retention of an instance that the scheduler does not have. A node that has it is expected to
-/// reconnect within this time.
-const LOST: Duration = Duration::from_secs(3600);
+/// The time for which a lost instance, which no node lists, stays stored. A node that has it is expected to reconnect
+/// within this time.
+const LOST_RETENTION: Duration = Duration::from_secs(3600);
 /// The retention of an unwanted instance whose node is away, by the time of day, which continues
-/// while this process does not run. Because that clock may jump, [`LOST`] by the clock of this
+/// while this process does not run. Because that clock may jump, [`LOST_RETENTION`] by the clock of this
 /// process has to pass as well.
 const REMEMBERED_MS: u64 = 7 * 86_400_000;
 
@@ -197,7 +197,9 @@ impl Observer<'_, '_> {
     /// Updates an instance that no node lists.
     fn update_unlisted(&mut self, instance: &Instance) {
         let Some(node) = instance.node else {
-            if instance.state == InstanceState::Lost && self.soft.age(instance, self.draft.now) > LOST {
+            if instance.state == InstanceState::Lost
+                && self.soft.age(instance, self.draft.now) > LOST_RETENTION
+            {
                 self.draft.gone(instance, "gone", "is forgotten");
             }
             return;
@@ -234,7 +236,7 @@ impl Observer<'_, '_> {
             self.draft
                 .mark_unwanted(instance, "lost", &format!("is lost: node {node} is away"));
         } else if !instance.wanted
-            && self.soft.age(instance, self.draft.now) > LOST
+            && self.soft.age(instance, self.draft.now) > LOST_RETENTION
             && self.draft.now.unix_ms.abs_diff(instance.since) > REMEMBERED_MS
         {
             self.draft

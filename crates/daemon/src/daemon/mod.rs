@@ -88,13 +88,11 @@ pub trait Pages: fmt::Debug {
     fn stopping(&self);
 }
 
-/// The pages of a daemon; `None` if its flags ask for none.
-pub type Started = Result<Option<Box<dyn Pages>>, Failure>;
-
 /// Starts the pages of the daemon with this name, which listens at these addresses. The credentials are
 /// for addresses that other hosts can reach.
-pub type StartPages<'a> =
-    Box<dyn FnOnce(&'static str, &[Address], Option<(Identity, Trust)>) -> Started + 'a>;
+pub type StartPages<'a> = Box<
+    dyn FnOnce(&'static str, &[Address], Option<(Identity, Trust)>) -> Result<Box<dyn Pages>, Failure> + 'a,
+>;
 
 /// The parts of a daemon that users, programs and the service manager see while it runs.
 #[expect(missing_debug_implementations, reason = "it holds closures")]
@@ -223,10 +221,9 @@ impl Daemon {
         // The pages answer before the first line is printed, because a program that has read the
         // line may request them at once. The service manager comes last: it then starts the units
         // that depend on this daemon.
-        self.pages = match presence.pages {
-            Some(start) => start(name, addresses, read.credentials.clone())?,
-            None => None,
-        };
+        let start = presence.pages;
+        let pages = start.map(|start| start(name, addresses, read.credentials.clone()));
+        self.pages = pages.transpose()?;
         for (text, value) in presence.lines {
             // If the output is closed, the daemon continues.
             even_unread(print_either(presence.json, value, text))?;

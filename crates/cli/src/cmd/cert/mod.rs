@@ -20,15 +20,11 @@ use ssntp::pki::{
     Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Error, Fault, Host, KeyKind,
     RenewalRequest, RevocationReason, Revoked, Serial, SignedRevocationList, Trust, load_certificates,
 };
+use ssntp_daemon::{CrlArgs, Failure, Given, Output, Stop, print_either, print_json, print_line, printable};
 use ssntp_transport::wall_clock;
 use uuid::Uuid;
 
 use self::show::{list_to_json, to_json};
-use crate::choice::Given;
-use crate::credentials::CrlArgs;
-use crate::failure::Failure;
-use crate::output::{Output, print_either, print_json, print_line, printable};
-use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
 #[derive(Debug, clap::Args)]
@@ -235,8 +231,8 @@ pub(crate) fn run(Args { json, what }: Args) -> Result<(), Failure> {
         What::Request(request) => signing::request(request, json),
         What::Sign(request) => signing::sign(request, json),
         What::Renew(args) => renew(&args, json),
-        What::Revoke(args) => revoke(&args, json),
-        What::Crl(args) => sign_list(&args, json),
+        What::Revoke(args) => revoke(&args.dir, args.days, args.reason, &args.certificates, json),
+        What::Crl(args) => revoke(&args.dir, args.days, RevocationReason::default(), &[], json),
         What::Show(args) => show::show(&args, json),
         What::Verify(args) => show::verify(&args, json),
     }
@@ -295,10 +291,10 @@ fn issue(args: Issue, json: bool) -> Result<(), Failure> {
     let authority = authority(&args.dir)?;
     let before = certificate_in(&path);
     let why = "exists already; `ssntp cert renew` replaces its certificate, and --force the file";
-    claim(&path, args.force, why)?;
-    let issued = authority.issue(&request);
-    let issued = issued.and_then(|issued| issued.save(&path).map(|()| issued));
-    let issued = issued.inspect_err(|_| give_up(&path, args.force))?;
+    let issued = new_file(&path, args.force, why, || {
+        let issued = authority.issue(&request)?;
+        issued.save(&path).map(|()| issued)
+    })?;
     let info = issued.info();
     print_issued(&path, before.as_ref(), info, json)?;
     if !json && !has_hosts && !info.hosts.is_empty() {
@@ -313,36 +309,37 @@ fn issue(args: Issue, json: bool) -> Result<(), Failure> {
 fn issuer(args: &IssuerArgs, json: bool) -> Result<(), Failure> {
     let path = args.dir.join(file_name(&args.name)?);
     let authority = authority(&args.dir)?;
-    claim(&path, args.force, "exists already; --force replaces the issuer")?;
-    let issuer = authority.issuer(&args.name, args.roles, args.days);
-    let issuer = issuer.and_then(|issuer| issuer.save(&path).map(|()| issuer));
-    let issuer = issuer.inspect_err(|_| give_up(&path, args.force))?;
+    let why = "exists already; --force replaces the issuer";
+    let issuer = new_file(&path, args.force, why, || {
+        let issuer = authority.issuer(&args.name, args.roles, args.days)?;
+        issuer.save(&path).map(|()| issuer)
+    })?;
     let (what, info) = (format!("an issuer for {}", args.roles), issuer.info());
     print_either(json, made_json(&path, info, None), made(&path, &what, info))
 }
 
-/// Makes an empty file, which is replaced next. Without --force an existing file is an error, also if another program
-/// makes it at this moment.
-fn claim(path: &Path, force: bool, exists: &str) -> Result<(), Failure> {
+/// Calls `make`, which writes this file. Without `force` an existing file is an error, also if another program makes it at
+/// this moment: an empty file keeps its place meanwhile.
+fn new_file<T>(
+    path: &Path,
+    force: bool,
+    exists: &str,
+    make: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Failure> {
     if force {
-        return Ok(());
+        return Ok(make()?);
     }
     let is_empty = || fs::metadata(path).is_ok_and(|file| file.len() == 0);
-    File::create_new(path).map(drop).map_err(|e| match e.kind() {
+    File::create_new(path).map_err(|e| match e.kind() {
         ErrorKind::AlreadyExists if is_empty() => Failure::at(
             path,
             "is empty, as a command that was killed leaves it; --force replaces it",
         ),
         ErrorKind::AlreadyExists => Failure::at(path, exists),
         _ => Failure::at(path, e),
-    })
-}
-
-/// Removes the empty file.
-fn give_up(path: &Path, force: bool) {
-    if !force {
-        let _ = fs::remove_file(path);
-    }
+    })?;
+    // If there is nothing to write, the empty file must not stay.
+    Ok(make().inspect_err(|_| drop(fs::remove_file(path)))?)
 }
 
 /// The certificate that a new one is about to replace; `None` if there is none.
@@ -483,34 +480,32 @@ fn renew_authority(authority: &Authority, args: &Renew, json: bool) -> Result<()
 /// The number of days for which a revocation list is valid by default.
 const LIST_DAYS: u32 = 30;
 
-fn revoke(args: &Revoke, json: bool) -> Result<(), Failure> {
-    let authority = authority(&args.dir)?;
+/// Signs a list that has these certificates as well.
+fn revoke(
+    dir: &Path,
+    days: u32,
+    reason: RevocationReason,
+    certificates: &[String],
+    json: bool,
+) -> Result<(), Failure> {
+    let authority = authority(dir)?;
     // All certificates are found before the first is revoked, so that one wrong name changes nothing.
     let mut revoked = Vec::new();
-    for text in &args.certificates {
-        let serial = serial(&authority, &args.dir, text)?;
-        revoked.push(Revoked::now(serial, args.reason));
+    for text in certificates {
+        revoked.push(Revoked::now(serial(&authority, dir, text)?, reason));
     }
-    let list = authority.revoke(&args.dir, &revoked, args.days)?;
+    let list = authority.revoke(dir, &revoked, days)?;
     if json {
-        return print_json(signed_json(&args.dir, &list));
+        return print_json(signed_json(dir, &list));
     }
     let mut output = Output::lock();
-    for (text, Revoked { serial, .. }) in args.certificates.iter().zip(&revoked) {
+    for (text, Revoked { serial, .. }) in certificates.iter().zip(&revoked) {
         let is_new = list.added.iter().any(|added| added.serial == *serial);
         let what = if is_new { "revoked" } else { "was already revoked" };
         output.line(format_args!("{}: {what}, serial {serial}", printable(text)))?;
     }
     output.flush()?;
-    print_list(&args.dir, &list)
-}
-
-fn sign_list(args: &Crl, json: bool) -> Result<(), Failure> {
-    let list = authority(&args.dir)?.revoke(&args.dir, &[], args.days)?;
-    if json {
-        return print_json(signed_json(&args.dir, &list));
-    }
-    print_list(&args.dir, &list)
+    print_list(dir, &list)
 }
 
 /// A list that was signed, for programs: with the serial numbers that are new in it.

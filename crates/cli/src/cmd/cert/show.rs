@@ -6,12 +6,10 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use ssntp::pki::{CertificateInfo, Error, Fault, Host, Identity, RevocationList, load_certificates};
+use ssntp_daemon::{CrlArgs, Failure, Output, even_unread, print_json, print_line};
 use ssntp_transport::wall_clock;
 
 use crate::cmd::table::{Columns, sheet};
-use crate::credentials::CrlArgs;
-use crate::failure::Failure;
-use crate::output::{Output, even_unread, print_json, print_line};
 
 /// Show what the certificates and revocation lists in a file say
 #[derive(Debug, clap::Args)]

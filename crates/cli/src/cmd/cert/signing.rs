@@ -8,10 +8,9 @@ use clap::value_parser;
 use serde_json::json;
 use ssntp::Role;
 use ssntp::pki::KeyKind;
+use ssntp_daemon::{Failure, print_either};
 
 use super::{Holder, authority, certificate_in, file_name, print_issued, stem};
-use crate::failure::Failure;
-use crate::output::print_either;
 
 /// Make a key, and a request for a certificate that an authority is to sign: DIR/NAME.key
 /// and DIR/NAME.csr

@@ -7,9 +7,7 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Address;
 use ssntp_controller::Handle;
 use ssntp_controller::http::{Api, ApiConfig};
-
-use crate::credentials::FilesRead;
-use crate::failure::Failure;
+use ssntp_daemon::{Failure, FilesRead};
 
 /// The address of the pages and the API, and the clients that may use them.
 #[derive(Clone, Debug, clap::Args)]

@@ -17,14 +17,12 @@ use serde_json::json;
 use ssntp::Role;
 use ssntp::client::UuidSource;
 use ssntp_controller::{Config, Limits, RunningController};
+use ssntp_daemon::{
+    ConfigFile, Connection, Daemon, Failure, Presence, Problems, Renewal, Settings, closed, note, on,
+};
 
 use self::http::HttpArgs;
 use crate::admin::{self, AdminArgs};
-use crate::connection::{Connection, Renewal, closed};
-use crate::daemon::{Daemon, Presence, on};
-use crate::failure::Failure;
-use crate::output::note;
-use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Keep the workloads that should run, make the cluster run them, and show both on pages
 ///

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use ssntp_controller::http::{Right, Token, Tokens};
+use ssntp_daemon::{Failure, note, print_either};
 
 use crate::cmd::table::{Columns, print};
-use crate::failure::Failure;
-use crate::output::{note, print_either};
 
 /// Make, list and remove the tokens that browsers and programs use for the API
 ///

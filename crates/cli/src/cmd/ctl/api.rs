@@ -7,15 +7,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use ssntp::transport::Address;
+use ssntp_daemon::{Failure, input, note};
 use ssntp_http::client::{Connection, Response};
 use ssntp_transport::{deadline, is_timeout, now};
 
-use super::options::Options;
+use super::Invocation;
 use super::session::POLL;
-use crate::failure::Failure;
-use crate::input;
-use crate::output::note;
-use crate::signals::Stop;
 
 /// The longest answer, in bytes: the instances of the largest cluster.
 const LONGEST: usize = 64 << 20;
@@ -43,18 +40,17 @@ pub(super) struct Refusal {
 /// A client of a controller daemon.
 pub(super) struct Api<'a> {
     args: &'a ApiArgs,
-    options: &'a Options,
-    stop: &'a Stop,
+    cx: &'a Invocation,
 }
 
 impl<'a> Api<'a> {
-    pub(super) fn new(args: &'a ApiArgs, options: &'a Options, stop: &'a Stop) -> Self {
-        Self { args, options, stop }
+    pub(super) fn new(args: &'a ApiArgs, cx: &'a Invocation) -> Self {
+        Self { args, cx }
     }
 
     /// The time at which a wait for the controller ends, which answers within ten seconds.
     fn end(&self) -> Instant {
-        deadline(self.options.connect_limit())
+        deadline(self.cx.options.connect_limit())
     }
 
     fn failed(&self, why: impl Display) -> Failure {
@@ -65,23 +61,18 @@ impl<'a> Api<'a> {
         self.ask("GET", path, None)
     }
 
-    /// Asks a question that may be asked again. The inner error is the reason why the controller has not
-    /// answered it: it is away, or busy.
-    pub(super) fn try_get(&self, path: &str) -> Result<Result<Value, Failure>, Failure> {
-        match self.exchange("GET", path, None) {
-            Ok(Err(refusal)) if refusal.code < 500 => Err(refusal.failure),
-            Err(_) if self.stop.requested() => Err(self.stop.interrupted()),
-            Err(why) => Ok(Err(why)),
-            Ok(Err(refusal)) => Ok(Err(refusal.failure)),
-            Ok(Ok(value)) => Ok(Ok(value)),
-        }
-    }
-
-    /// Like [`try_get`](Self::try_get), but a state that the controller only remembers is no answer.
+    /// Asks a question that may be asked again. The inner error is the reason why there is no answer: the controller is away
+    /// or busy, or it only remembers the state that it is asked for.
     pub(super) fn try_present(&self, path: &str) -> Result<Result<Value, Failure>, Failure> {
+        let get = |path: &str| match self.exchange("GET", path, None) {
+            Ok(Err(refusal)) if refusal.code < 500 => Err(refusal.failure),
+            Err(_) if self.cx.stop.requested() => Err(self.cx.stop.interrupted()),
+            Err(why) => Ok(Err(why)),
+            Ok(answer) => Ok(answer.map_err(|refusal| refusal.failure)),
+        };
         // The health is asked first: a session may begin between the two answers.
-        match self.try_get("status")?.map(|status| outdated(&status)) {
-            Ok(None) => self.try_get(path),
+        match get("status")?.map(|status| outdated(&status)) {
+            Ok(None) => get(path),
             Ok(Some(why)) => Ok(Err(Failure::new(why))),
             Err(why) => Ok(Err(why)),
         }
@@ -151,7 +142,7 @@ impl<'a> Api<'a> {
         let connector = if is_local(address) {
             None
         } else {
-            let (identity, trust) = self.options.credentials(self.stop)?;
+            let (identity, trust) = self.cx.options.server.reach(&self.cx.stop)?.files.load()?;
             Some(trust.connector(&identity).map_err(Failure::new)?)
         };
         let connection = Connection::open(address, connector.as_ref(), LONGEST, self.end());
@@ -176,8 +167,9 @@ impl<'a> Api<'a> {
     }
 
     fn receive(&self, connection: &mut Connection) -> Result<Response, Failure> {
-        let limit = self.options.connect_limit();
+        let limit = self.cx.options.connect_limit();
         let answer = self
+            .cx
             .stop
             .poll(Duration::ZERO, limit, || match connection.receive(now() + POLL) {
                 Ok(answer) => Ok(Some(answer)),

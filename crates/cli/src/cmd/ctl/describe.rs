@@ -1,15 +1,11 @@
 //! `ssntp ctl describe`: everything that is known about one instance or node.
 
 use serde_json::Value;
+use ssntp_daemon::{Failure, print_either};
 use ssntp_view::{FindError, Instance, Node, View};
 
-use super::options::Options;
-use super::session::Session;
-use super::{json, tables};
+use super::{Invocation, Session, json, tables};
 use crate::cmd::table::{sheet, sheet_line};
-use crate::failure::Failure;
-use crate::output::print_either;
-use crate::signals::Stop;
 
 /// Show everything that is known about an instance or a node
 #[derive(Debug, clap::Args)]
@@ -19,10 +15,10 @@ pub(super) struct Args {
     what: String,
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_complete(cx)?;
     let (value, text) = session.controller.look(|view| described(view, &args.what))?;
-    print_either(options.json, value, text.trim_end())
+    print_either(cx.options.json, value, text.trim_end())
 }
 
 /// The instance or the node with this name or beginning of a UUID, as JSON and as text. A name counts

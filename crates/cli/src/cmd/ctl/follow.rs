@@ -4,16 +4,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ssntp_daemon::{
+    Complaint, Failure, Output, connection, ended, printable, printable_json, reader_is_gone,
+};
+use ssntp_transport::wall_clock;
 use ssntp_view::{Change, Controller, View};
 use uuid::Uuid;
 
-use super::json;
-use super::options::Options;
-use crate::connection::{self, Complaint, ended};
-use crate::failure::Failure;
-use crate::output::{Output, printable, printable_json, reader_is_gone};
-use crate::signals::Stop;
-use ssntp_transport::wall_clock;
+use super::{Invocation, json};
 
 /// The time between two checks whether a list has changed, and whether the reader of the standard
 /// output is gone.
@@ -26,18 +24,17 @@ const PACE: Duration = Duration::from_millis(500);
 /// # Errors
 /// The controller has ended, or `each` failed.
 pub(super) fn follow(
-    options: &Options,
-    stop: &Stop,
+    cx: &Invocation,
     mut each: impl FnMut(&Controller, &[Change]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let (config, mut renewal) = options.lasting_config(stop)?;
+    let (config, mut renewal) = cx.options.lasting_config(&cx.stop)?;
     let (controller, arriving) = Controller::start_subscribed(config)?;
     let ended = || ended(&controller.client());
     let (pace, checks) = (crossbeam_channel::tick(PACE), connection::checks());
     let mut complaint = Complaint::default();
     loop {
         let first = crossbeam_channel::select! {
-            recv(stop.channel()) -> _ => return Ok(()),
+            recv(cx.stop.channel()) -> _ => return Ok(()),
             recv(checks) -> _ => {
                 renewal.check(&controller.client());
                 continue;
@@ -74,14 +71,14 @@ pub(super) struct EventsArgs {
     stats: bool,
 }
 
-pub(super) fn events(options: &Options, stop: &Stop, args: &EventsArgs) -> Result<(), Failure> {
+pub(super) fn events(cx: &Invocation, args: &EventsArgs) -> Result<(), Failure> {
     let mut names = BTreeMap::new();
-    follow(options, stop, |controller, changes| {
+    follow(cx, |controller, changes| {
         let mut output = Output::lock();
         for change in changes {
             match change {
                 Change::NodeStats { .. } if !args.stats => {}
-                _ if options.json => {
+                _ if cx.options.json => {
                     output.line(printable_json(&json::change(change, wall_clock()).to_string()))?;
                 }
                 _ => {

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use ssntp::payload::{BanEntry, Servers, SessionEntry};
 use ssntp_payload::{FrameTrace, timestamp};
+use ssntp_transport::nanoseconds;
 use ssntp_view::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 
 use crate::cmd::roles;
-use ssntp_transport::nanoseconds;
 
 pub(super) fn time(at: SystemTime) -> String {
     timestamp::format(nanoseconds(at))

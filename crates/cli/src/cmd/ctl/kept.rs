@@ -7,17 +7,14 @@ use serde_json::{Value, json};
 use ssntp::payload::yaml;
 use ssntp::payload::yaml::Node;
 use ssntp_controller::{Changed, Spec, encode};
+use ssntp_daemon::{Failure, even_unread, input, print_either, print_json, print_line, printable};
 use ssntp_payload::timestamp;
 
+use super::Invocation;
 use super::api::{Api, ApiArgs, rows, text};
-use super::options::Options;
 use super::rollouts::{self, state};
 use super::tables::short;
 use crate::cmd::table::{Columns, list, print_values, sheet};
-use crate::failure::Failure;
-use crate::input;
-use crate::output::{even_unread, print_either, print_json, print_line, printable};
-use crate::signals::Stop;
 
 /// The maximum number of workloads of all files together.
 const MOST: usize = 1000;
@@ -155,7 +152,7 @@ impl FileArgs {
     }
 
     /// Applies all workloads or none. Returns the change of each.
-    fn apply(&self, api: &Api<'_>, options: &Options, dry_run: bool) -> Result<Vec<Value>, Failure> {
+    fn apply(&self, api: &Api<'_>, cx: &Invocation, dry_run: bool) -> Result<Vec<Value>, Failure> {
         let (specs, places): (Vec<_>, Vec<_>) = self.specs()?.into_iter().unzip();
         let mut body = serde_json::to_value(&specs).map_err(Failure::new)?;
         let mut path = format!("workloads?dry_run={}", u8::from(dry_run));
@@ -182,7 +179,7 @@ impl FileArgs {
             }
         })?);
         for one in &applied {
-            even_unread(print_either(options.json, one, in_words(one, dry_run)))?;
+            even_unread(print_either(cx.options.json, one, in_words(one, dry_run)))?;
         }
         Ok(applied)
     }
@@ -231,18 +228,18 @@ fn in_words(applied: &Value, dry_run: bool) -> String {
     words
 }
 
-pub(super) fn apply(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<(), Failure> {
-    let api = Api::new(&args.workloads.api, options, stop);
-    let applied = args.workloads.apply(&api, options, false)?;
+pub(super) fn apply(cx: &Invocation, args: &ApplyArgs) -> Result<(), Failure> {
+    let api = Api::new(&args.workloads.api, cx);
+    let applied = args.workloads.apply(&api, cx, false)?;
     if args.wait {
-        rollouts::wait(&api, options, stop, &applied)?;
+        rollouts::wait(&api, cx, &applied)?;
     }
     Ok(())
 }
 
-pub(super) fn diff(options: &Options, stop: &Stop, args: &FileArgs) -> Result<(), Failure> {
+pub(super) fn diff(cx: &Invocation, args: &FileArgs) -> Result<(), Failure> {
     let is_changed = |one: &Value| one["change"] != json!(Changed::Unchanged);
-    match args.apply(&Api::new(&args.api, options, stop), options, true) {
+    match args.apply(&Api::new(&args.api, cx), cx, true) {
         Ok(applied) if applied.iter().any(is_changed) => Err(Failure::Silent(1)),
         Ok(_) => Ok(()),
         // The exit code 1 means that there are differences, as for diff(1).
@@ -251,16 +248,16 @@ pub(super) fn diff(options: &Options, stop: &Stop, args: &FileArgs) -> Result<()
     }
 }
 
-pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), Failure> {
-    let api = Api::new(&args.api, options, stop);
+pub(super) fn get(cx: &Invocation, args: &GetArgs) -> Result<(), Failure> {
+    let api = Api::new(&args.api, cx);
     api.note_outdated()?;
     let Some(name) = &args.name else {
-        return print_values(options.json, WORKLOADS, &rows(api.get("workloads")?));
+        return print_values(cx.options.json, WORKLOADS, &rows(api.get("workloads")?));
     };
     let workload = api.get(&format!("workloads/{}", encode(name)))?;
     let mut instances = rows(api.get(&format!("instances?workload={}", encode(name)))?);
     instances.sort_by_key(|one| (one["slot"].as_u64(), one["since"].as_i64()));
-    if options.json {
+    if cx.options.json {
         return print_json(json!({"workload": workload, "instances": instances}));
     }
     print_line(shown(name, &workload))?;
@@ -271,7 +268,7 @@ pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), 
     }
 }
 
-pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Result<(), Failure> {
+pub(super) fn history(cx: &Invocation, args: &HistoryArgs) -> Result<(), Failure> {
     let mut path = format!("history?order=newest&limit={}", args.limit);
     let filters = [
         ("workload", &args.workload),
@@ -284,21 +281,23 @@ pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Res
             path.push_str(&format!("&{name}={}", encode(value)));
         }
     }
-    let rows = rows(Api::new(&args.api, options, stop).get(&path)?);
-    print_values(options.json, HISTORY, &rows)
+    let rows = rows(Api::new(&args.api, cx).get(&path)?);
+    print_values(cx.options.json, HISTORY, &rows)
 }
 
-pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Result<(), Failure> {
-    let api = Api::new(&args.api, options, stop);
+pub(super) fn rollout(cx: &Invocation, args: &RolloutArgs) -> Result<(), Failure> {
+    let api = Api::new(&args.api, cx);
     // First, because what fails after the order has to say that this was accepted.
     api.note_outdated()?;
     let path = format!("workloads/{}", encode(&args.workload));
-    let order = match args {
-        RolloutArgs { back: true, .. } => Some("back"),
-        RolloutArgs { pause: true, .. } => Some("pause"),
-        RolloutArgs { resume: true, .. } => Some("resume"),
-        _ => None,
-    };
+    let orders = [
+        ("back", args.back),
+        ("pause", args.pause),
+        ("resume", args.resume),
+    ];
+    let order = orders
+        .iter()
+        .find_map(|(order, is_given)| is_given.then_some(*order));
     if let Some(order) = order {
         let body = json!({ "order": order });
         let path = format!("{path}/rollout{}", query(args.revision));
@@ -308,7 +307,7 @@ pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Res
         Some(order) => why.with_advice(format_args!("the order {order} was accepted")),
         None => why,
     })?;
-    print_either(options.json, &workload, shown(&args.workload, &workload))
+    print_either(cx.options.json, &workload, shown(&args.workload, &workload))
 }
 
 fn shown(name: &str, workload: &Value) -> String {
@@ -316,16 +315,16 @@ fn shown(name: &str, workload: &Value) -> String {
     text.trim_end().to_owned()
 }
 
-pub(super) fn remove(options: &Options, stop: &Stop, args: &RemoveArgs) -> Result<(), Failure> {
+pub(super) fn remove(cx: &Invocation, args: &RemoveArgs) -> Result<(), Failure> {
     if args.revision.is_some() && args.names.len() > 1 {
         return Err(Failure::usage("--revision is for one workload"));
     }
-    let api = Api::new(&args.api, options, stop);
+    let api = Api::new(&args.api, cx);
     for name in &args.names {
         let path = format!("workloads/{}{}", encode(name), query(args.revision));
         let removed = api.ask("DELETE", &path, None)?;
         let text = format_args!("workload {name} is being deleted");
-        even_unread(print_either(options.json, removed, text))?;
+        even_unread(print_either(cx.options.json, removed, text))?;
     }
     Ok(())
 }

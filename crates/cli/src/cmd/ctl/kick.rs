@@ -4,20 +4,16 @@ use std::time::Duration;
 
 use serde_json::json;
 use ssntp::payload::{BanEntry, Bans, Id, Kick, Kicked, ListBans, Unban, Unbanned};
+use ssntp_daemon::{Failure, age, note, print_either, printable};
+use ssntp_transport::wall_clock;
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
 use super::json::known as or_null;
-use super::options::Options;
-use super::session::{Session, check};
+use super::session::check;
 use super::sessions::{self, new_id};
-use super::{json as shapes, tables};
+use super::{Invocation, Session, json as shapes, tables};
 use crate::cmd::table::print;
-use crate::failure::Failure;
-use crate::output::{note, print_either, printable};
-use crate::seconds::age;
-use crate::signals::Stop;
-use ssntp_transport::wall_clock;
 
 /// End the session of a client
 ///
@@ -41,11 +37,11 @@ pub(super) struct NamedClient {
     client: String,
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
     if args.ban == Some(Duration::ZERO) {
         return Err(Failure::usage("--ban must be longer than 0 seconds"));
     }
-    let session = Session::open_any(options, stop)?;
+    let session = Session::open_any(cx)?;
     let known = || {
         let sessions = sessions::all(&session, None)?;
         Ok(sessions.into_iter().map(|one| one.uuid).collect())
@@ -56,7 +52,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         uuid,
         ban_s: args.ban.unwrap_or_default().as_secs(),
     };
-    let kicked: Kicked = session.change(&kick, |answer: &Kicked| answer.id == kick.id)?;
+    let kicked: Kicked = session.ask(&kick, |answer: &Kicked| answer.id == kick.id, true)?;
     check(&kicked.reason, &kicked.detail)?;
     let sessions = match kicked.count {
         1 => "1 session was ended".to_owned(),
@@ -72,17 +68,17 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         "ended": kicked.count, "uuids": uuids, "uuid": kicked.uuid.as_str(),
         "ban_s": kicked.ban_s, "detail": or_null(&kicked.detail),
     });
-    print_either(options.json, value, text)?;
-    if !options.json && !kicked.detail.is_empty() {
+    print_either(cx.options.json, value, text)?;
+    if !cx.options.json && !kicked.detail.is_empty() {
         note(format_args!("ssntp: {}", kicked.detail));
     }
     Ok(())
 }
 
-pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
-    let bans = all_bans(&Session::open_any(options, stop)?)?;
+pub(super) fn bans(cx: &Invocation) -> Result<(), Failure> {
+    let bans = all_bans(&Session::open_any(cx)?)?;
     let now = wall_clock();
-    print(options.json, tables::BANS, &(), &bans, |ban| {
+    print(cx.options.json, tables::BANS, &(), &bans, |ban| {
         shapes::ban(ban, now)
     })
 }
@@ -92,23 +88,23 @@ fn all_bans(session: &Session<'_>) -> Result<Vec<BanEntry>, Failure> {
     all_pages(|&after| {
         let id = id.clone();
         let request = ListBans { id, after };
-        let page: Bans = session.ask(&request, |page: &Bans| page.id == request.id)?;
+        let page: Bans = session.ask(&request, |page: &Bans| page.id == request.id, false)?;
         Ok((page.entries, page.next))
     })
 }
 
-pub(super) fn unban(options: &Options, stop: &Stop, named: &NamedClient) -> Result<(), Failure> {
-    let session = Session::open_any(options, stop)?;
+pub(super) fn unban(cx: &Invocation, named: &NamedClient) -> Result<(), Failure> {
+    let session = Session::open_any(cx)?;
     let known = || {
         let bans = all_bans(&session)?;
         Ok(bans.into_iter().map(|ban| ban.uuid).collect())
     };
     let uuid = named.find("ban", known)?;
     let unban = Unban { id: new_id(), uuid };
-    let lifted: Unbanned = session.change(&unban, |answer: &Unbanned| answer.id == unban.id)?;
+    let lifted: Unbanned = session.ask(&unban, |answer: &Unbanned| answer.id == unban.id, true)?;
     check(&lifted.reason, &lifted.detail)?;
     let text = format_args!("{}: the ban is lifted", named.client);
-    print_either(options.json, json!({"uuid": unban.uuid.as_str()}), text)
+    print_either(cx.options.json, json!({"uuid": unban.uuid.as_str()}), text)
 }
 
 impl NamedClient {

@@ -3,19 +3,16 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ssntp::payload::Id;
+use ssntp_daemon::{Failure, note, print_line, print_text};
 use ssntp_payload::{InstanceState, NodeStatus};
 use ssntp_view::{Change, Instance, Node, View};
 use uuid::Uuid;
 
 use super::follow::follow;
-use super::options::Options;
-use super::session::Session;
-use super::{json, tables};
+use super::{Invocation, Session, json, tables};
 use crate::cmd::table::text;
-use crate::failure::Failure;
-use crate::output::{note, print_line, print_text};
-use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -29,7 +26,7 @@ pub(super) struct NodesArgs {
     #[command(flatten)]
     list: Args,
     /// Only nodes with this status, for example READY or gone
-    #[arg(long, value_parser = status)]
+    #[arg(long, value_parser = PossibleValuesParser::new(statuses()), ignore_case = true)]
     state: Option<String>,
 }
 
@@ -40,51 +37,65 @@ pub(super) struct ListedInstances {
     #[command(flatten)]
     selection: Selection,
     /// Only instances in this state, for example active or exited
-    #[arg(long, value_parser = instance_state)]
+    #[arg(long, value_parser = PossibleValuesParser::new(states()).map(InstanceState::from))]
     state: Option<InstanceState>,
 }
 
-pub(super) fn nodes(options: &Options, stop: &Stop, args: &NodesArgs) -> Result<(), Failure> {
+fn statuses() -> impl Iterator<Item = &'static str> {
+    NodeStatus::ALL.iter().map(NodeStatus::as_str).chain(["gone"])
+}
+
+fn states() -> impl Iterator<Item = &'static str> {
+    InstanceState::ALL.iter().map(InstanceState::as_str)
+}
+
+pub(super) fn nodes(cx: &Invocation, args: &NodesArgs) -> Result<(), Failure> {
     let has_state = |node: &&Node| {
-        args.state
-            .as_ref()
-            .is_none_or(|s| tables::node_status(node) == *s)
+        let state = args.state.as_ref();
+        state.is_none_or(|state| tables::node_status(node).eq_ignore_ascii_case(state))
     };
     let text = |view: &View| {
         let nodes = view.nodes().filter(has_state);
-        Ok(text(options.json, tables::NODES, view, nodes, json::node))
+        Ok(text(cx.options.json, tables::NODES, view, nodes, json::node))
     };
-    run(options, stop, args.list.watch, text, |_| Vec::new())
+    run(cx, args.list.watch, text, |_| Vec::new())
 }
 
-pub(super) fn instances(options: &Options, stop: &Stop, args: &ListedInstances) -> Result<(), Failure> {
+pub(super) fn instances(cx: &Invocation, args: &ListedInstances) -> Result<(), Failure> {
     let has_state = |i: &&Instance| args.state.as_ref().is_none_or(|state| i.state == *state);
     let text = |view: &View| {
         let instances = args.selection.of(view)?.filter(has_state);
         let value = |instance: &Instance| json::instance(view, instance);
-        Ok(text(options.json, tables::INSTANCES, view, instances, value))
+        Ok(text(cx.options.json, tables::INSTANCES, view, instances, value))
     };
-    run(options, stop, args.list.watch, text, doubled)
+    run(cx, args.list.watch, text, doubled)
 }
 
-pub(super) fn cncis(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let text = |view: &View| Ok(text(options.json, tables::CNCIS, view, view.cncis(), json::cnci));
-    run(options, stop, args.watch, text, |_| Vec::new())
+pub(super) fn cncis(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let text = |view: &View| {
+        Ok(text(
+            cx.options.json,
+            tables::CNCIS,
+            view,
+            view.cncis(),
+            json::cnci,
+        ))
+    };
+    run(cx, args.watch, text, |_| Vec::new())
 }
 
 /// Prints a list, once or whenever it changes. A list that is printed once is followed by the notes
 /// that `notes` makes.
 fn run(
-    options: &Options,
-    stop: &Stop,
+    cx: &Invocation,
     again: bool,
     text: impl Fn(&View) -> Result<String, Failure>,
     notes: impl FnOnce(&View) -> Vec<String>,
 ) -> Result<(), Failure> {
     if again {
-        return watch(options, stop, text);
+        return watch(cx, text);
     }
-    let session = Session::open_complete(options, stop)?;
+    let session = Session::open_complete(cx)?;
     let (text, notes) = session.controller.look(|view| (text(view), notes(view)));
     print_line(text?)?;
     notes.iter().for_each(note);
@@ -110,16 +121,12 @@ fn doubled(view: &View) -> Vec<String> {
 }
 
 /// Prints a list whenever it has changed, until a signal comes.
-fn watch(
-    options: &Options,
-    stop: &Stop,
-    list: impl Fn(&View) -> Result<String, Failure>,
-) -> Result<(), Failure> {
-    let over_itself = !options.json && std::io::stdout().is_terminal();
+fn watch(cx: &Invocation, list: impl Fn(&View) -> Result<String, Failure>) -> Result<(), Failure> {
+    let over_itself = !cx.options.json && std::io::stdout().is_terminal();
     let mut shown = String::new();
     // The first list is printed once the scheduler has reported all nodes.
     let mut is_complete = false;
-    follow(options, stop, |controller, changes| {
+    follow(cx, |controller, changes| {
         for change in changes {
             if !over_itself && matches!(change, Change::Online { .. } | Change::Offline { .. }) {
                 note(change);
@@ -193,27 +200,4 @@ impl Selection {
             None => labels.contains_key(label),
         })
     }
-}
-
-/// Reads the state of an instance, which must be a known name.
-pub(super) fn instance_state(text: &str) -> Result<InstanceState, String> {
-    let state = InstanceState::from(text);
-    if state.is_known() {
-        Ok(state)
-    } else {
-        Err(one_of(InstanceState::ALL.iter().map(InstanceState::as_str)))
-    }
-}
-
-/// Reads the status of a node as `ssntp ctl nodes` shows it, in any case of letters.
-pub(super) fn status(text: &str) -> Result<String, String> {
-    let known = || NodeStatus::ALL.iter().map(NodeStatus::as_str).chain(["gone"]);
-    match known().find(|known| known.eq_ignore_ascii_case(text)) {
-        Some(known) => Ok(known.to_owned()),
-        None => Err(one_of(known())),
-    }
-}
-
-fn one_of<'a>(known: impl Iterator<Item = &'a str>) -> String {
-    format!("expected one of {}", known.collect::<Vec<_>>().join(", "))
 }

@@ -4,6 +4,9 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use ssntp_daemon::{
+    Choices, Failure, Output, note, one_of, print_json, print_text, printable, reader_is_gone,
+};
 use ssntp_payload::Outputs;
 use ssntp_view::{
     FindError, Instance, OutputStream, StreamError, StreamEvent, StreamRequest, View, incomplete,
@@ -11,12 +14,7 @@ use ssntp_view::{
 use uuid::Uuid;
 
 use super::moves::WORKLOAD;
-use super::options::Options;
-use super::session::Session;
-use crate::choice::{Choices, one_of};
-use crate::failure::Failure;
-use crate::output::{Output, note, print_bytes, print_json, printable, reader_is_gone};
-use crate::signals::Stop;
+use super::{Invocation, Session};
 
 /// The time limit for the first answer of the instance's node, unless --timeout is given.
 const OPENING: Duration = Duration::from_secs(10);
@@ -54,8 +52,8 @@ const OUTPUTS: Choices<Outputs> = &[
     ("both", "Both", Outputs::BOTH),
 ];
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_complete(cx)?;
     let instance = session.controller.look(|view| found(view, &args.instance))?;
     let request = StreamRequest {
         outputs: args.output,
@@ -63,8 +61,8 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         follow: args.follow,
     };
     let stream = session.controller.stream(instance, request)?;
-    let mut printer = Printer::new(options.json.then_some(instance));
-    let end = print(options, stop, args.follow, &stream, &mut printer);
+    let mut printer = Printer::new(cx.options.json.then_some(instance));
+    let end = print(cx, args.follow, &stream, &mut printer);
     // Also after a signal or a failure: the output may have ended within a line.
     printer.finish()?;
     end
@@ -99,20 +97,14 @@ fn found(view: &View, text: &str) -> Result<Uuid, Failure> {
 }
 
 /// Prints the output until it has ended.
-fn print(
-    options: &Options,
-    stop: &Stop,
-    follow: bool,
-    stream: &OutputStream,
-    printer: &mut Printer,
-) -> Result<(), Failure> {
-    let mut limit = options.given_limit().unwrap_or(OPENING);
+fn print(cx: &Invocation, follow: bool, stream: &OutputStream, printer: &mut Printer) -> Result<(), Failure> {
+    let mut limit = cx.options.limit_or(OPENING);
     let mut timeout = crossbeam_channel::after(limit);
     let tick = crossbeam_channel::tick(POLL);
     loop {
         let event = crossbeam_channel::select! {
             recv(stream.events()) -> event => event,
-            recv(stop.channel()) -> _ => return Err(stop.interrupted()),
+            recv(cx.stop.channel()) -> _ => return Err(cx.stop.interrupted()),
             recv(tick) -> _ => if reader_is_gone() { return Ok(()) } else { continue },
             recv(timeout) -> _ => {
                 let seconds = limit.as_secs_f64();
@@ -134,7 +126,7 @@ fn print(
             // The controller drops the stream if its events are not received fast enough.
             Err(_) => return Err(Failure::new(StreamError::Overrun)),
         }
-        limit = options.limit();
+        limit = cx.options.limit();
         // With --follow, an instance may be silent for hours.
         timeout = if follow {
             crossbeam_channel::never()
@@ -234,7 +226,7 @@ fn write(output: Outputs, bytes: &[u8]) -> Result<(), Failure> {
     if output == Outputs::STDERR {
         return io::stderr().write_all(bytes).map_err(|e| Failure::output(&e));
     }
-    print_bytes(bytes)
+    print_text(bytes)
 }
 
 /// The JSON object of a line. Empties `held`, and resets `gap`.

@@ -53,7 +53,7 @@ mod rollouts;
 mod servers;
 pub(super) mod session;
 pub(super) mod sessions;
-pub(crate) mod tables;
+mod tables;
 mod tenant;
 pub(crate) mod tokens;
 pub(crate) mod top;
@@ -61,11 +61,11 @@ mod verbs;
 mod wait;
 mod workload;
 
+use ssntp_daemon::{Failure, Stop};
 use ssntp_view::Controller;
 
-use self::options::Options;
-use crate::failure::Failure;
-use crate::signals::Stop;
+use self::options::{Invocation, Options};
+use self::session::Session;
 
 /// Command a cluster: start, stop and move workloads, and show nodes and instances
 ///
@@ -141,44 +141,44 @@ enum Verb {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let stop = Stop::install_for_commands()?;
-    done(&args.options, &stop, args.verb)
+    let (options, stop) = (args.options, Stop::install_for_commands()?);
+    done(&Invocation { options, stop }, args.verb)
 }
 
-fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
+fn done(cx: &Invocation, verb: Verb) -> Result<(), Failure> {
     match verb {
-        Verb::Start(args) => verbs::start(options, stop, args),
-        Verb::Stop(args) => verbs::each(options, stop, &args, Controller::stop),
-        Verb::Restart(args) => verbs::each(options, stop, &args, Controller::restart),
-        Verb::Delete(args) => verbs::delete(options, stop, &args),
-        Verb::Attach(args) => verbs::volume(options, stop, &args, Controller::attach_volume),
-        Verb::Detach(args) => verbs::volume(options, stop, &args, Controller::detach_volume),
-        Verb::Evacuate(args) => verbs::evacuate(options, stop, &args),
-        Verb::Restore(args) => verbs::restore(options, stop, &args),
-        Verb::Configure(args) => verbs::configure(options, stop, &args),
-        Verb::AssignIp(args) => verbs::assign_ip(options, stop, &args),
-        Verb::ReleaseIp(args) => verbs::release_ip(options, stop, &args),
-        Verb::Nodes(args) => list::nodes(options, stop, &args),
-        Verb::Instances(args) => list::instances(options, stop, &args),
-        Verb::Cncis(args) => list::cncis(options, stop, &args),
-        Verb::Describe(args) => describe::run(options, stop, &args),
-        Verb::Wait(args) => wait::run(options, stop, &args),
-        Verb::Prune(args) => prune::run(options, stop, &args),
-        Verb::Events(args) => follow::events(options, stop, &args),
-        Verb::Logs(args) => logs::run(options, stop, &args),
-        Verb::Sessions(args) => sessions::run(options, stop, &args),
-        Verb::Servers(args) => servers::run(options, stop, &args),
-        Verb::Kick(args) => kick::run(options, stop, &args),
-        Verb::Bans => kick::bans(options, stop),
-        Verb::Unban(args) => kick::unban(options, stop, &args),
-        Verb::Certificates(args) => tokens::certificates(options, stop, &args),
-        Verb::Revoke(args) => tokens::revoke(options, stop, &args),
-        Verb::Tenant(args) => tenant::run(options, stop, &args),
-        Verb::Apply(args) => kept::apply(options, stop, &args),
-        Verb::Diff(args) => kept::diff(options, stop, &args),
-        Verb::Get(args) => kept::get(options, stop, &args),
-        Verb::History(args) => kept::history(options, stop, &args),
-        Verb::Rollout(args) => kept::rollout(options, stop, &args),
-        Verb::Remove(args) => kept::remove(options, stop, &args),
+        Verb::Start(args) => verbs::start(cx, args),
+        Verb::Stop(args) => verbs::each(cx, &args, Controller::stop),
+        Verb::Restart(args) => verbs::each(cx, &args, Controller::restart),
+        Verb::Delete(args) => verbs::delete(cx, &args),
+        Verb::Attach(args) => verbs::volume(cx, &args, Controller::attach_volume),
+        Verb::Detach(args) => verbs::volume(cx, &args, Controller::detach_volume),
+        Verb::Evacuate(args) => verbs::evacuate(cx, &args),
+        Verb::Restore(args) => verbs::restore(cx, &args),
+        Verb::Configure(args) => verbs::configure(cx, &args),
+        Verb::AssignIp(args) => verbs::assign_ip(cx, &args),
+        Verb::ReleaseIp(args) => verbs::release_ip(cx, &args),
+        Verb::Nodes(args) => list::nodes(cx, &args),
+        Verb::Instances(args) => list::instances(cx, &args),
+        Verb::Cncis(args) => list::cncis(cx, &args),
+        Verb::Describe(args) => describe::run(cx, &args),
+        Verb::Wait(args) => wait::run(cx, &args),
+        Verb::Prune(args) => prune::run(cx, &args),
+        Verb::Events(args) => follow::events(cx, &args),
+        Verb::Logs(args) => logs::run(cx, &args),
+        Verb::Sessions(args) => sessions::run(cx, &args),
+        Verb::Servers(args) => servers::run(cx, &args),
+        Verb::Kick(args) => kick::run(cx, &args),
+        Verb::Bans => kick::bans(cx),
+        Verb::Unban(args) => kick::unban(cx, &args),
+        Verb::Certificates(args) => tokens::certificates(cx, &args),
+        Verb::Revoke(args) => tokens::revoke(cx, &args),
+        Verb::Tenant(args) => tenant::run(cx, &args),
+        Verb::Apply(args) => kept::apply(cx, &args),
+        Verb::Diff(args) => kept::diff(cx, &args),
+        Verb::Get(args) => kept::get(cx, &args),
+        Verb::History(args) => kept::history(cx, &args),
+        Verb::Rollout(args) => kept::rollout(cx, &args),
+        Verb::Remove(args) => kept::remove(cx, &args),
     }
 }

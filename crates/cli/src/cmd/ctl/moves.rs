@@ -2,22 +2,17 @@
 //! with `--move`, reports for each other instance that it runs on another node, or why it does not.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use serde_json::json;
 use ssntp::proto::Command;
+use ssntp_daemon::{Failure, ended, even_unread, print_either, printable};
 use ssntp_payload::{Evacuate, InstanceState, NodeStatus};
 use ssntp_view::{Change, Node, View};
 use uuid::Uuid;
 
-use super::session::{Progress, Session};
-use crate::connection::ended;
-use crate::failure::Failure;
-use crate::output::{even_unread, print_either, printable};
-
-/// The time between two checks of the instances.
-const POLL: Duration = Duration::from_millis(100);
+use super::Session;
+use super::session::{POLL, Progress};
 
 /// The label by which a controller's daemon knows the instances of its workloads.
 pub(super) const WORKLOAD: &str = "ssntp.workload";
@@ -44,7 +39,7 @@ pub(super) fn drain(session: &Session<'_>, node: Uuid) -> Result<(), Failure> {
     })?;
     let mut progress = Progress::new();
     while !left.is_empty() {
-        let moved = session.stop.poll(POLL, session.limit, || {
+        let moved = session.cx.stop.poll(POLL, session.limit, || {
             if let Some(Err(why)) = order.poll() {
                 return Err(Failure::new(why));
             }
@@ -97,7 +92,7 @@ impl Moves {
     pub(super) fn finish(mut self, session: &Session<'_>) -> Result<(), Failure> {
         let total = self.waiting.len();
         let mut stayed = 0;
-        session.stop.poll(POLL, session.limit, || {
+        session.cx.stop.poll(POLL, session.limit, || {
             for change in self.changes.try_iter() {
                 if let Change::Failed(failure) = change
                     && failure.command == Command::START

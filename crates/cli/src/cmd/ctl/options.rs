@@ -3,23 +3,16 @@
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::client::{Backoff, ClientConfig};
-use ssntp::pki::{Identity, Trust};
-use ssntp::transport::Address;
+use ssntp::client::Backoff;
+use ssntp_daemon::{Failure, Given, Renewal, Seconds, ServerArgs, Stop, connection};
 use ssntp_view::ControllerConfig;
-
-use crate::choice::Given;
-use crate::connection::{self, Renewal, ServerArgs};
-use crate::failure::Failure;
-use crate::seconds::Seconds;
-use crate::signals::Stop;
 
 // A heading, without which the help of a command mixes these flags with its own.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Common options")]
 pub(super) struct Options {
     #[command(flatten)]
-    server: ServerArgs,
+    pub(super) server: ServerArgs,
     /// Print JSON
     #[arg(long, global = true)]
     pub(super) json: bool,
@@ -27,7 +20,7 @@ pub(super) struct Options {
     /// shown to be done [default: 30 for the scheduler, then 180; for a START, as long as
     /// its node works on it]
     #[arg(long, value_name = "SECONDS", global = true)]
-    timeout: Option<Seconds>,
+    pub(super) timeout: Option<Seconds>,
 }
 
 /// The default time limit. It is longer than the time after which the scheduler reports that a START
@@ -44,46 +37,35 @@ const BACKOFF: Backoff = Backoff {
     cap: Duration::from_secs(1),
 };
 
+/// The flags that a command has in common with all others, and the signals that end it.
+#[derive(Debug)]
+pub(super) struct Invocation {
+    pub(super) options: Options,
+    pub(super) stop: Stop,
+}
+
 impl Options {
     /// The time to wait until the scheduler answers, and again until a command is shown to be done.
     pub(super) fn limit(&self) -> Duration {
-        self.timeout.map_or(LIMIT, Duration::from)
+        self.limit_or(LIMIT)
     }
 
     /// The time to wait for the first session.
     pub(super) fn connect_limit(&self) -> Duration {
-        self.timeout.map_or(CONNECT, Duration::from)
+        self.limit_or(CONNECT)
     }
 
-    /// The value of --timeout.
-    pub(super) fn given_limit(&self) -> Option<Duration> {
-        self.timeout.map(Duration::from)
+    /// The value of --timeout, or else this time limit.
+    pub(super) fn limit_or(&self, default: Duration) -> Duration {
+        self.timeout.map_or(default, Duration::from)
     }
 
     /// The configuration of a controller for one command, which is part of the trace in the
     /// environment.
     pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
-        let config = ControllerConfig::new(self.client(stop)?);
-        Ok(config.given(connection::traceparent(), ControllerConfig::traceparent))
-    }
-
-    /// The configuration of a client for one command.
-    pub(super) fn client(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
         // A command ends soon, so it does not read its files a second time.
-        let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
-        Ok(config.backoff(BACKOFF))
-    }
-
-    /// The addresses of the server, and the authorities that its certificate is checked against.
-    pub(super) fn server_and_trust(&self, stop: &Stop) -> Result<(Vec<Address>, Trust), Failure> {
-        let reached = self.server.reach(stop)?;
-        let (_, trust) = reached.files.load()?;
-        Ok((reached.connect, trust))
-    }
-
-    /// The certificates for requests to a controller daemon.
-    pub(super) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
-        self.server.reach(stop)?.files.load()
+        let (config, _) = self.lasting_config(stop)?;
+        Ok(config.given(connection::traceparent(), ControllerConfig::traceparent))
     }
 
     /// The configuration of a controller that runs until a signal comes: it reconnects without a

@@ -2,21 +2,15 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ssntp_payload::InstanceState;
-use ssntp_payload::timestamp;
+use ssntp_daemon::{Failure, age, print_line};
+use ssntp_payload::{InstanceState, timestamp};
+use ssntp_transport::wall_clock;
 use ssntp_view::{Instance, View};
 use uuid::Uuid;
 
 use super::list::Selection;
-use super::options::Options;
-use super::session::Session;
-use super::tenant;
 use super::verbs::Waiting;
-use crate::failure::Failure;
-use crate::output::print_line;
-use crate::seconds::age;
-use crate::signals::Stop;
-use ssntp_transport::wall_clock;
+use super::{Invocation, Session, tenant};
 
 /// Delete the instances that have ended
 ///
@@ -35,8 +29,8 @@ pub(super) struct Args {
     waiting: Waiting,
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_complete(cx)?;
     let before = args.older_than.and_then(|age| wall_clock().checked_sub(age));
     let concentrators = tenant::concentrators(&session)?;
     let ended: Result<Vec<Uuid>, Failure> = session.controller.look(|view| {
@@ -46,10 +40,10 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         Ok(ended.filter(|uuid| !concentrators.contains(uuid)).collect())
     });
     let ended = ended?;
-    if ended.is_empty() && !options.json {
+    if ended.is_empty() && !cx.options.json {
         return print_line("nothing to delete");
     }
-    let delete = |instance: &Uuid| session.unless_gone(*instance, session.controller.delete(*instance));
+    let delete = |instance: &Uuid| session.none_if_gone(*instance, session.controller.delete(*instance));
     session.send_each(&ended, delete, args.waiting.wait())
 }
 

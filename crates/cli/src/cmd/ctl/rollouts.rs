@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use ssntp_controller::encode;
+use ssntp_daemon::{Failure, even_unread, note, print_either, printable};
 use ssntp_transport::{NEVER, now};
 
+use super::Invocation;
 use super::api::{Api, text};
-use super::options::Options;
-use crate::failure::Failure;
-use crate::output::{even_unread, note, print_either, printable};
-use crate::signals::Stop;
 
 /// The pause between two questions to the controller.
 const PACE: Duration = Duration::from_millis(500);
@@ -34,7 +32,7 @@ struct Pending {
 ///
 /// # Errors
 /// The exit code, if not all of them are rolled out; a workload was removed meanwhile; a signal.
-pub(super) fn wait(api: &Api<'_>, options: &Options, stop: &Stop, applied: &[Value]) -> Result<(), Failure> {
+pub(super) fn wait(api: &Api<'_>, cx: &Invocation, applied: &[Value]) -> Result<(), Failure> {
     let pending = applied.iter().map(|one| Pending {
         name: text(&one["name"]),
         version: one["version"].clone(),
@@ -44,10 +42,10 @@ pub(super) fn wait(api: &Api<'_>, options: &Options, stop: &Stop, applied: &[Val
     let report = |name: &str, result: &str, text: &str| {
         let line = format!("workload {name} {text}");
         let value = json!({"subject": name, "result": result, "text": line});
-        even_unread(print_either(options.json, value, printable(&line)))
+        even_unread(print_either(cx.options.json, value, printable(&line)))
     };
     let mut heard = now();
-    stop.poll(PACE, options.given_limit().unwrap_or(NEVER), || {
+    cx.stop.poll(PACE, cx.options.limit_or(NEVER), || {
         let mut waiting = Vec::new();
         let mut all = std::mem::take(&mut pending).into_iter();
         while let Some(mut one) = all.next() {

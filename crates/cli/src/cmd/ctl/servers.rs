@@ -4,19 +4,14 @@ use std::time::Duration;
 
 use serde_json::json;
 use ssntp::payload::{DrainServer, ListServers, ServerEntry, ServerState, Servers};
-
+use ssntp_daemon::{Failure, age, note, print_json, print_line, printable};
+use ssntp_transport::wall_clock;
 use ssntp_view::all_pages;
 
-use super::options::Options;
-use super::session::{Session, check};
+use super::session::check;
 use super::sessions::new_id;
-use super::{json as shapes, tables};
+use super::{Invocation, Session, json as shapes, tables};
 use crate::cmd::table::list;
-use crate::failure::Failure;
-use crate::output::{note, print_json, print_line, printable};
-use crate::seconds::age;
-use crate::signals::Stop;
-use ssntp_transport::wall_clock;
 
 /// Show the servers that act as one, or drain a server
 ///
@@ -50,12 +45,12 @@ struct DrainArgs {
     within: Duration,
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_any(options, stop)?;
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_any(cx)?;
     let servers = all(&session)?;
     match &args.verb {
         Some(OfServers::Drain(drain)) => drained(&session, &servers.entries, drain),
-        None if options.json => print_json(shapes::servers(&servers, wall_clock())),
+        None if cx.options.json => print_json(shapes::servers(&servers, wall_clock())),
         None => {
             let table = list(tables::SERVERS, &servers.leader, servers.entries.iter());
             match tables::cluster(&servers) {
@@ -75,7 +70,7 @@ fn all(session: &Session<'_>) -> Result<Servers, Failure> {
             id: id.clone(),
             after,
         };
-        let mut page: Servers = session.ask(&question, |page: &Servers| page.id == question.id)?;
+        let mut page: Servers = session.ask(&question, |page: &Servers| page.id == question.id, false)?;
         let found = (std::mem::take(&mut page.entries), page.next);
         head = page;
         Ok::<_, Failure>(found)
@@ -97,7 +92,7 @@ fn drained(session: &Session<'_>, servers: &[ServerEntry], args: &DrainArgs) -> 
         uuid: server.uuid.clone(),
         within_s: args.within.as_secs(),
     };
-    let answer: Servers = session.change(&question, |answer: &Servers| answer.id == question.id)?;
+    let answer: Servers = session.ask(&question, |answer: &Servers| answer.id == question.id, true)?;
     check(&answer.reason, &answer.detail)?;
     let within = question.within_s;
     // The user may have given the beginning of a UUID, which does not name the server clearly.

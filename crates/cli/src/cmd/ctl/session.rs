@@ -10,16 +10,15 @@ use ssntp::Role;
 use ssntp::client::ClientHandle;
 use ssntp::payload::Payload;
 use ssntp::proto::FrameKind;
+use ssntp_daemon::{
+    Complaint, Failure, Output, Stop, closed, even_unread, note, print_json, print_line, printable,
+    unanswered,
+};
 use ssntp_transport::{elapsed, now, threads};
 use ssntp_view::{AskError, CommandError, Controller, Node, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
-use super::json;
-use super::options::Options;
-use crate::connection::{Complaint, closed, unanswered};
-use crate::failure::Failure;
-use crate::output::{Output, even_unread, note, print_json, print_line, printable};
-use crate::signals::Stop;
+use super::{Invocation, json};
 
 /// The longest time until a signal is noticed in a wait that does not select on signals.
 pub(super) const POLL: Duration = Duration::from_millis(100);
@@ -77,7 +76,7 @@ pub(super) fn check<R: Display + Default + PartialEq>(reason: &R, detail: &str) 
 /// A connected controller for one command, with its time limit and the signals.
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
-    pub(super) stop: &'a Stop,
+    pub(super) cx: &'a Invocation,
     pub(super) limit: Duration,
     /// True if the user gave the limit.
     is_strict: bool,
@@ -86,21 +85,21 @@ pub(super) struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// Connects to a scheduler or another server.
-    pub(super) fn open_any(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let controller = Controller::start(options.config(stop)?)?;
-        await_session(&controller.client(), options.connect_limit(), stop)?;
+    pub(super) fn open_any(cx: &'a Invocation) -> Result<Self, Failure> {
+        let controller = Controller::start(cx.options.config(&cx.stop)?)?;
+        await_session(&controller.client(), cx.options.connect_limit(), &cx.stop)?;
         Ok(Self {
             controller,
-            stop,
-            limit: options.limit(),
-            is_strict: options.given_limit().is_some(),
-            json: options.json,
+            cx,
+            limit: cx.options.limit(),
+            is_strict: cx.options.timeout.is_some(),
+            json: cx.options.json,
         })
     }
 
     /// Connects to a scheduler.
-    pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let session = Self::open_any(options, stop)?;
+    pub(super) fn open(cx: &'a Invocation) -> Result<Self, Failure> {
+        let session = Self::open_any(cx)?;
         if let Some(server) = session.controller.client().server()
             && !server.role.intersects(Role::SCHEDULER)
         {
@@ -113,33 +112,15 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Sends a question to the server, and waits for its answer: until the time limit, or a signal.
+    /// Sends a question to the server, and waits for its answer: until the time limit, or a signal. If it
+    /// `changes` something, an error without an answer says that it may be done or not.
     pub(super) fn ask<Q: Payload, A: Payload>(
-        &self,
-        question: &Q,
-        is_answer: impl Fn(&A) -> bool,
-    ) -> Result<A, Failure> {
-        self.ask_for(question, is_answer, false)
-    }
-
-    /// As [`ask`](Self::ask), for what changes something: without an answer, it may be done or not, and the
-    /// error says so.
-    pub(super) fn change<Q: Payload, A: Payload>(
-        &self,
-        order: &Q,
-        is_answer: impl Fn(&A) -> bool,
-    ) -> Result<A, Failure> {
-        self.ask_for(order, is_answer, true)
-    }
-
-    /// As [`change`](Self::change) if it `changes` something, or else as [`ask`](Self::ask).
-    pub(super) fn ask_for<Q: Payload, A: Payload>(
         &self,
         question: &Q,
         is_answer: impl Fn(&A) -> bool,
         changes: bool,
     ) -> Result<A, Failure> {
-        let (client, stop) = (self.controller.client(), self.stop.channel().clone());
+        let (client, stop) = (self.controller.client(), self.cx.stop.channel().clone());
         let (asking, asked) = bounded::<()>(0);
         // The end of the client ends the wait.
         let watch = move || {
@@ -152,32 +133,33 @@ impl<'a> Session<'a> {
         let answer = self.controller.ask(question, is_answer, self.limit);
         drop(asking);
         answer.map_err(|error| match error {
-            _ if self.stop.requested() => self.stop.interrupted(),
+            _ if self.cx.stop.requested() => self.cx.stop.interrupted(),
             error => not_answered(error, Q::KIND, changes),
         })
     }
 
     /// Extends the time limit, unless the user gave it.
-    pub(super) fn allow(&mut self, time: Duration) {
+    pub(super) fn extend_limit(&mut self, time: Duration) {
         if !self.is_strict {
             self.limit += time;
         }
     }
 
-    /// Connects, and blocks until the scheduler has reported all nodes, for at most 5 seconds; if there
-    /// are several schedulers, until the one that leads has done so.
-    pub(super) fn open_complete(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let session = Self::open(options, stop)?;
+    /// Connects to a scheduler, and waits for its list of nodes: for at most 5 seconds, and for 15 more if there are
+    /// several schedulers and none leads yet. Fails if the list is then not known. If only some nodes have not
+    /// reported, it notes that for the user and succeeds.
+    pub(super) fn open_complete(cx: &'a Invocation) -> Result<Self, Failure> {
+        let session = Self::open(cx)?;
         // After this time the command continues with the nodes that are known. If it names another
         // node, that is reported as unknown.
         let complete = || Ok(session.controller.wait_complete(POLL).then_some(()));
         let limit = COMPLETION.min(session.limit);
-        let is_complete = stop.poll(Duration::ZERO, limit, complete)?.is_some();
+        let is_complete = cx.stop.poll(Duration::ZERO, limit, complete)?.is_some();
         let without_snapshot = || session.controller.look(without_snapshot);
         if let Some(why) = without_snapshot() {
             note(format_args!("ssntp: waiting for the list of nodes: {why}"));
             let left = session.limit.saturating_sub(limit);
-            stop.poll(Duration::ZERO, LEADER.min(left), complete)?;
+            cx.stop.poll(Duration::ZERO, LEADER.min(left), complete)?;
         }
         match without_snapshot() {
             // A command that continued would report an empty cluster.
@@ -191,8 +173,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The outcome of sending a command for an instance that was there; `None` if it has gone meanwhile.
-    pub(super) fn unless_gone<E>(&self, instance: Uuid, sent: Result<Order, E>) -> Result<Option<Order>, E> {
+    /// The order of a command for an instance that was in the view; `None` if the command could not be sent because the
+    /// instance has left the view meanwhile.
+    pub(super) fn none_if_gone<E>(&self, instance: Uuid, sent: Result<Order, E>) -> Result<Option<Order>, E> {
         let is_gone = || self.controller.look(|view| view.instance(instance).is_none());
         match sent {
             Err(_) if is_gone() => Ok(None),
@@ -214,8 +197,8 @@ impl<'a> Session<'a> {
         let (mut orders, mut failed) = (Vec::new(), None);
         for one in all {
             // Each of many may block until the queue has room.
-            if self.stop.requested() {
-                failed = Some(self.stop.interrupted());
+            if self.cx.stop.requested() {
+                failed = Some(self.cx.stop.interrupted());
             } else {
                 match send(one) {
                     Ok(order) => orders.extend(order),
@@ -271,19 +254,19 @@ impl<'a> Session<'a> {
             Ok(is_connected.then_some(()))
         };
         // If there is still no node, the scheduler's answer names what is missing.
-        self.stop.poll(POLL, NODE.min(self.limit), connected).map(drop)
+        self.cx.stop.poll(POLL, NODE.min(self.limit), connected).map(drop)
     }
 
-    /// Blocks until an order is executed, and reports only a failure.
-    pub(super) fn settle(&self, order: Order) -> Result<(), Failure> {
-        let left = self.each(vec![order], &mut |_, settled| match settled {
+    /// Blocks until an order is executed. Prints nothing; a failure of the order is the error.
+    pub(super) fn await_done(&self, order: Order) -> Result<(), Failure> {
+        let left = self.await_results(vec![order], &mut |_, settled| match settled {
             Ok(_) => Ok(()),
             Err(e) => Err(Failure::new(e)),
         })?;
         if left.is_empty() {
             Ok(())
         } else {
-            Err(self.stop.interrupted())
+            Err(self.cx.stop.interrupted())
         }
     }
 
@@ -291,21 +274,21 @@ impl<'a> Session<'a> {
     /// commands are sent.
     pub(super) fn finish(&self, orders: Vec<Order>, wait: bool) -> Result<(), Failure> {
         if !wait {
-            return self.send(&orders);
+            return self.await_sent(&orders);
         }
         let total = orders.len();
         let mut failed = Vec::new();
-        let mut report = |order: &Order, settled: &Result<Shown, OrderError>| {
+        let mut print = |order: &Order, settled: &Result<Shown, OrderError>| {
             if let Err(e) = settled {
                 failed.push(e.to_string());
             }
-            self.report(order, settled)
+            self.print_result(order, settled)
         };
-        let left = self.each(orders, &mut report)?;
+        let left = self.await_results(orders, &mut print)?;
         if !left.is_empty() {
             // Without their names, nobody could look what has become of them.
             self.print_sent(&left)?;
-            return Err(self.stop.interrupted());
+            return Err(self.cx.stop.interrupted());
         }
         match failed.as_slice() {
             [] => Ok(()),
@@ -320,13 +303,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Blocks until all orders have a result, and calls `report` with each. If the user gave no time
+    /// Blocks until all orders have a result, and calls `on_result` with each. If the user gave no time
     /// limit, the wait for a START continues while its node works on it, because the scheduler then
     /// reports its result. Returns the orders without a result, if a signal has come.
-    fn each(
+    fn await_results(
         &self,
         mut orders: Vec<Order>,
-        report: &mut impl FnMut(&Order, &Result<Shown, OrderError>) -> Result<(), Failure>,
+        on_result: &mut impl FnMut(&Order, &Result<Shown, OrderError>) -> Result<(), Failure>,
     ) -> Result<Vec<Order>, Failure> {
         let changes = self.controller.subscribe();
         let tick = crossbeam_channel::tick(POLL);
@@ -338,7 +321,7 @@ impl<'a> Session<'a> {
             let mut waiting = Vec::new();
             for order in orders {
                 match order.poll() {
-                    Some(settled) => report(&order, &settled)?,
+                    Some(settled) => on_result(&order, &settled)?,
                     None => waiting.push(order),
                 }
             }
@@ -355,13 +338,13 @@ impl<'a> Session<'a> {
                 recv(changes) -> _ => while changes.try_recv().is_ok() {},
                 // An order that is lost with its session makes no change, so the orders are polled.
                 recv(tick) -> _ => {},
-                recv(self.stop.channel()) -> _ => return Ok(orders),
+                recv(self.cx.stop.channel()) -> _ => return Ok(orders),
                 recv(timeout) -> _ => {
                     let may_continue = !self.is_strict && now() < last;
                     let continues = |order: &Order| may_continue && order.is_progressing();
                     let (continuing, late): (Vec<_>, Vec<_>) = orders.into_iter().partition(continues);
                     for order in &late {
-                        report(order, &Err(order.timed_out(waited)))?;
+                        on_result(order, &Err(order.timed_out(waited)))?;
                     }
                     orders = continuing;
                     timeout = crossbeam_channel::after(self.limit);
@@ -373,7 +356,7 @@ impl<'a> Session<'a> {
 
     /// Prints the result of an order. Without --json, failures are printed to the standard error at the
     /// end.
-    fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
+    fn print_result(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
         even_unread(match settled {
             _ if self.json => print_json(json::settled(order.subject(), settled)),
             Ok(shown) => print_line(printable(&shown.to_string())),
@@ -382,9 +365,9 @@ impl<'a> Session<'a> {
     }
 
     /// Blocks until the commands are sent.
-    fn send(&self, orders: &[Order]) -> Result<(), Failure> {
+    fn await_sent(&self, orders: &[Order]) -> Result<(), Failure> {
         let sent = || Ok(self.controller.flush(POLL).then_some(()));
-        let sent = self.stop.poll(Duration::ZERO, SENDING, sent);
+        let sent = self.cx.stop.poll(Duration::ZERO, SENDING, sent);
         if matches!(sent, Ok(None)) {
             return Err(Failure::new("the scheduler does not receive the commands"));
         }

@@ -2,16 +2,13 @@
 
 use ssntp::Role;
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions};
+use ssntp_daemon::Failure;
+use ssntp_transport::wall_clock;
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
-use super::options::Options;
-use super::session::Session;
-use super::{json, tables};
+use super::{Invocation, Session, json, tables};
 use crate::cmd::table::print;
-use crate::failure::Failure;
-use crate::signals::Stop;
-use ssntp_transport::wall_clock;
 
 /// Show all sessions of the server
 ///
@@ -23,10 +20,10 @@ pub(super) struct Args {
     role: Option<Role>,
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let sessions = all(&Session::open_any(options, stop)?, args.role)?;
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let sessions = all(&Session::open_any(cx)?, args.role)?;
     let now = wall_clock();
-    print(options.json, tables::SESSIONS, &(), &sessions, |one| {
+    print(cx.options.json, tables::SESSIONS, &(), &sessions, |one| {
         json::session(one, now)
     })
 }
@@ -37,7 +34,7 @@ pub(super) fn all(session: &Session<'_>, roles: Option<Role>) -> Result<Vec<Sess
     all_pages(|&after| {
         let (id, roles) = (id.clone(), roles.clone());
         let request = ListSessions { id, roles, after };
-        let page: Sessions = session.ask(&request, |page: &Sessions| page.id == request.id)?;
+        let page: Sessions = session.ask(&request, |page: &Sessions| page.id == request.id, false)?;
         Ok((page.entries, page.next))
     })
 }

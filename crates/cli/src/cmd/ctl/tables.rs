@@ -12,7 +12,7 @@ use crate::cmd::table::{Columns, list};
 #[rustfmt::skip] // A table: one row a column.
 pub(super) const NODES: Columns<View, Node> = &[
     ("node", |_, node| node.uuid.to_string()),
-    ("type", |_, node| node_type(node).into()),
+    ("type", |_, node| or_dash(node.kind().to_owned())),
     ("status", |_, node| node_status(node)),
     ("host", |_, node| host(&node.stats.hostname)),
     ("cpus", |_, node| with_unit(node.stats.cpus_online, "")),
@@ -27,7 +27,7 @@ pub(super) const NODES: Columns<View, Node> = &[
 pub(super) const NODE: Columns<View, Node> = &[
     ("host", |_, node| node.stats.hostname.clone()),
     ("labels", |_, node| labels(&node.stats.labels)),
-    ("type", |_, node| node_type(node).into()),
+    ("type", |_, node| or_dash(node.kind().to_owned())),
     ("status", |_, node| node_status(node)),
     ("cpus", |_, node| with_unit(node.stats.cpus_online, "")),
     ("load", |_, node| with_unit(node.stats.load, "")),
@@ -43,7 +43,7 @@ pub(super) const INSTANCES: Columns<View, Instance> = &[
     ("state", instance_state),
     ("end", |_, instance| or_dash(end(instance))),
     ("node", |view, instance| view.beginning(instance.node)),
-    ("host", |view, instance| host(hostname(view, instance))),
+    ("host", |view, instance| host(view.node(instance.node).map_or("", |node| &node.stats.hostname))),
     ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
     ("disk", |_, instance| with_unit(instance.stats.disk_usage_mb, " MB")),
@@ -239,10 +239,6 @@ fn labels(labels: &BTreeMap<String, String>) -> String {
     joined(labels.iter().map(|(key, value)| format!("{key}={value}")))
 }
 
-fn hostname<'a>(view: &'a View, instance: &Instance) -> &'a str {
-    view.node(instance.node).map_or("", |node| &node.stats.hostname)
-}
-
 fn ssh(instance: &Instance) -> String {
     match &*instance.stats.ssh_ip {
         "" => String::new(),
@@ -250,14 +246,7 @@ fn ssh(instance: &Instance) -> String {
     }
 }
 
-pub(crate) fn node_type(node: &Node) -> &'static str {
-    match node.kind() {
-        "" => "-",
-        kind => kind,
-    }
-}
-
-pub(crate) fn node_status(node: &Node) -> String {
+pub(super) fn node_status(node: &Node) -> String {
     match &node.status {
         _ if !node.connected => "gone".into(),
         NodeStatus::Other(text) if text.is_empty() => "-".into(),
@@ -267,7 +256,7 @@ pub(crate) fn node_status(node: &Node) -> String {
 
 /// The state of an instance. A question mark shows that it may be out of date, because its node is
 /// not connected or does not report.
-pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
+pub(super) fn instance_state(view: &View, instance: &Instance) -> String {
     let state = instance.state.as_str();
     match view.node(instance.node) {
         Some(node) if node.is_current() => state.to_owned(),
@@ -275,7 +264,7 @@ pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
     }
 }
 
-pub(crate) fn short(uuid: &str) -> String {
+pub(super) fn short(uuid: &str) -> String {
     // The first group of a UUID. Commands accept it instead of the whole UUID.
     uuid.chars().take(8).collect()
 }
@@ -290,17 +279,17 @@ fn called_id(view: &View, id: &Id) -> String {
         .map_or_else(|| id.to_string(), |uuid| called(view, uuid))
 }
 
-pub(crate) fn host(name: &str) -> String {
+fn host(name: &str) -> String {
     // A long name would push the columns after it off the screen.
     name.chars().take(20).collect()
 }
 
-pub(crate) fn or_dash(text: String) -> String {
+fn or_dash(text: String) -> String {
     if text.is_empty() { "-".into() } else { text }
 }
 
 /// The number of instances of a node that run.
-pub(crate) fn running(view: &View, node: &Node) -> usize {
+fn running(view: &View, node: &Node) -> usize {
     let instances = view.instances_of(node.uuid);
     instances.filter(|i| i.state == InstanceState::Active).count()
 }
@@ -311,7 +300,7 @@ pub(super) fn end(instance: &Instance) -> String {
 }
 
 /// A number from a STATS frame. A negative number means that it is unknown.
-pub(crate) fn with_unit(number: i64, unit: &str) -> String {
+fn with_unit(number: i64, unit: &str) -> String {
     match number {
         ..0 => "-".into(),
         _ => format!("{number}{unit}"),
@@ -319,7 +308,7 @@ pub(crate) fn with_unit(number: i64, unit: &str) -> String {
 }
 
 /// The free and the total amount, given in MB (of 2^20 bytes), as a text in GiB.
-pub(crate) fn share(free: i64, total: i64) -> String {
+fn share(free: i64, total: i64) -> String {
     if free < 0 || total <= 0 {
         return "-".into();
     }

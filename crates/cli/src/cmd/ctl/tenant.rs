@@ -7,22 +7,22 @@ use clap::value_parser;
 use serde_json::{Value, json};
 use ssntp::payload::Id;
 use ssntp_cluster::subnet::MAX_KEY;
+use ssntp_daemon::{Failure, note, print_either, print_json, print_line};
 use ssntp_payload::{
-    Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
-    TenantEntry, TenantRefusal, Tenants, TunnelStats, VmType,
+    Networking, Persistence, Requirements, RestartPolicy, Start, Tenant, TenantAction, TenantEntry,
+    TenantRefusal, Tenants, TunnelStats, VmType,
 };
 use ssntp_view::{View, all_pages};
 use uuid::Uuid;
 
 use super::json::known;
-use super::options::Options;
-use super::session::{self, POLL, Session};
+use super::session::{self, POLL};
 use super::sessions::new_id;
-use super::tables;
+use super::{Invocation, Session, tables};
 use crate::cmd::table;
-use crate::failure::Failure;
-use crate::output::{note, print_either, print_json, print_line};
-use crate::signals::Stop;
+
+/// The time limit for a running concentrator to announce itself, unless --timeout is given.
+const ANNOUNCEMENT: Duration = Duration::from_secs(30);
 
 /// Make, show and remove the networks of tenants
 ///
@@ -90,10 +90,10 @@ pub(super) struct NamedTenant {
     name: String,
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_complete(cx)?;
     match args {
-        Args::Add(args) => add(options, &session, args),
+        Args::Add(args) => add(&session, args),
         Args::List => list(&session),
         Args::Show(named) => show(&session, &named.name),
         Args::Delete(named) => delete(&session, &named.name),
@@ -101,12 +101,12 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             let mut request = request(TenantAction::Release, &args.named.name);
             request.instance_uuid = args.instance.into();
             request.lost = args.lost;
-            send(&session, &request).map(drop)
+            accepted_answer(&session, &request).map(drop)
         }
     }
 }
 
-fn add(options: &Options, session: &Session<'_>, args: &AddArgs) -> Result<(), Failure> {
+fn add(session: &Session<'_>, args: &AddArgs) -> Result<(), Failure> {
     let name = &args.named.name;
     let mut request = request(TenantAction::Add, name);
     request.entry = TenantEntry {
@@ -132,24 +132,19 @@ fn add(options: &Options, session: &Session<'_>, args: &AddArgs) -> Result<(), F
             answer = repeated;
         }
     }
-    let entry = one(accepted(answer)?)?;
-    start_concentrator(options, session, &entry, args.mem).map_err(|why| {
+    let entry = first_entry(unless_refused(answer)?)?;
+    start_concentrator(session, &entry, args.mem).map_err(|why| {
         why.with_advice(format_args!(
             "the same command tries again, `ssntp ctl tenant delete {name}` removes the tenant"
         ))
     })?;
     let (key, uuid, ip) = (entry.key, &entry.concentrator_uuid, &entry.concentrator_ip);
     let text = format_args!("tenant {name}: key {key}, concentrator {uuid} at {ip}");
-    print_either(options.json, shown(&entry), text)
+    print_either(session.json, tenant_json(&entry), text)
 }
 
 /// Starts the concentrator of a tenant if it does not exist or was stopped, and blocks until it has announced itself.
-fn start_concentrator(
-    options: &Options,
-    session: &Session<'_>,
-    entry: &TenantEntry,
-    mem: i64,
-) -> Result<(), Failure> {
+fn start_concentrator(session: &Session<'_>, entry: &TenantEntry, mem: i64) -> Result<(), Failure> {
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
     // The agent passes the server and the certificate files in the environment, so the command does not
@@ -183,20 +178,15 @@ fn start_concentrator(
     match session.controller.look(is_alive) {
         Some(true) => {}
         // It was stopped, or its node was evacuated.
-        Some(false) => {
-            let order = session.controller.restart(uuid)?;
-            session.settle(order)?;
-        }
+        Some(false) => session.await_done(session.controller.restart(uuid)?)?,
         None => {
             session.wait_for_node(|node| node.network)?;
-            let order = session.controller.start_workload(&StartPayload::from(start))?;
-            session.settle(order)?;
+            session.await_done(session.controller.start_workload(&start.into())?)?;
         }
     }
     let announced = || Ok(session.controller.look(|view| view.cnci(uuid)?.since));
-    let announced = session
-        .stop
-        .poll(POLL, options.given_limit().unwrap_or(ANNOUNCED), announced)?;
+    let (cx, limit) = (session.cx, session.cx.options.limit_or(ANNOUNCEMENT));
+    let announced = cx.stop.poll(POLL, limit, announced)?;
     announced.map(drop).ok_or_else(|| {
         Failure::new(format!(
             "the concentrator {uuid} has not announced itself in time: `ssntp ctl logs {uuid}` may show why"
@@ -204,13 +194,10 @@ fn start_concentrator(
     })
 }
 
-/// The time that a running concentrator has to announce itself, unless --timeout is given.
-const ANNOUNCED: Duration = Duration::from_secs(30);
-
 fn delete(session: &Session<'_>, name: &str) -> Result<(), Failure> {
     // First, because the scheduler refuses this while an instance has an address, and needs the
     // concentrator. From then on no instance can get one.
-    let entry = one(send(session, &request(TenantAction::Delete, name))?)?;
+    let entry = first_entry(accepted_answer(session, &request(TenantAction::Delete, name))?)?;
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     delete_concentrator(session, uuid).map_err(|why| {
         why.with_advice(format_args!(
@@ -221,8 +208,7 @@ fn delete(session: &Session<'_>, name: &str) -> Result<(), Failure> {
 
 fn delete_concentrator(session: &Session<'_>, uuid: Uuid) -> Result<(), Failure> {
     if session.controller.look(|view| view.instance(uuid).is_some()) {
-        let order = session.controller.delete(uuid)?;
-        session.settle(order)?;
+        session.await_done(session.controller.delete(uuid)?)?;
     } else {
         note(format_args!(
             "ssntp: no connected node has the concentrator: if a node that is away has it, `ssntp ctl delete {uuid}` \
@@ -243,13 +229,19 @@ pub(super) fn concentrators(session: &Session<'_>) -> Result<BTreeSet<Uuid>, Fai
 fn entries(session: &Session<'_>) -> Result<Vec<TenantEntry>, Failure> {
     all_pages(|after: &String| {
         // The name in a List is the last one of the page before.
-        let page = send(session, &request(TenantAction::List, after))?;
+        let page = accepted_answer(session, &request(TenantAction::List, after))?;
         Ok::<_, Failure>((page.entries, page.next))
     })
 }
 
 fn list(session: &Session<'_>) -> Result<(), Failure> {
-    table::print(session.json, tables::TENANTS, &(), &entries(session)?, shown)
+    table::print(
+        session.json,
+        tables::TENANTS,
+        &(),
+        &entries(session)?,
+        tenant_json,
+    )
 }
 
 fn show(session: &Session<'_>, name: &str) -> Result<(), Failure> {
@@ -264,9 +256,9 @@ fn show(session: &Session<'_>, name: &str) -> Result<(), Failure> {
         })
     };
     let tunnels = session.controller.look(|view| tables::tunnels(view, &entry));
-    let mut shown = shown(&entry);
-    shown["tunnels"] = tunnels.iter().map(tunnel).collect();
-    print_json(shown)
+    let mut value = tenant_json(&entry);
+    value["tunnels"] = tunnels.iter().map(tunnel).collect();
+    print_json(value)
 }
 
 /// Fails if there is no tenant of this name, or its concentrator does not run. The scheduler refuses a START
@@ -283,7 +275,7 @@ pub(super) fn check(session: &Session<'_>, name: &str) -> Result<(), Failure> {
 
 /// A tenant with its addresses.
 pub(super) fn find(session: &Session<'_>, name: &str) -> Result<TenantEntry, Failure> {
-    one(send(session, &request(TenantAction::Show, name))?)
+    first_entry(accepted_answer(session, &request(TenantAction::Show, name))?)
 }
 
 fn request(action: TenantAction, name: &str) -> Tenant {
@@ -295,22 +287,23 @@ fn request(action: TenantAction, name: &str) -> Tenant {
     }
 }
 
-fn send(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
-    accepted(answer_to(session, request)?)
+/// The answer to a request, which must not be a refusal.
+fn accepted_answer(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
+    unless_refused(answer_to(session, request)?)
 }
 
 fn answer_to(session: &Session<'_>, request: &Tenant) -> Result<Tenants, Failure> {
     let is_answer = |answer: &Tenants| answer.id == request.id;
     let changes = !matches!(request.action, TenantAction::List | TenantAction::Show);
-    session.ask_for(request, is_answer, changes)
+    session.ask(request, is_answer, changes)
 }
 
-fn accepted(answer: Tenants) -> Result<Tenants, Failure> {
+fn unless_refused(answer: Tenants) -> Result<Tenants, Failure> {
     session::check(&answer.reason, &answer.detail)?;
     Ok(answer)
 }
 
-fn one(answer: Tenants) -> Result<TenantEntry, Failure> {
+fn first_entry(answer: Tenants) -> Result<TenantEntry, Failure> {
     let mut entries = answer.entries.into_iter();
     entries
         .next()
@@ -322,7 +315,7 @@ fn uuid_of(id: &Id) -> Result<Uuid, Failure> {
         .ok_or_else(|| Failure::new(format!("{id:?} is not a UUID")))
 }
 
-fn shown(entry: &TenantEntry) -> Value {
+fn tenant_json(entry: &TenantEntry) -> Value {
     let addresses = entry.addresses.iter();
     let addresses: Vec<_> = addresses
         .map(|address| {

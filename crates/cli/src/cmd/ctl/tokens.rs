@@ -8,24 +8,20 @@ use ssntp::Role;
 use ssntp::payload::Id;
 use ssntp::pki::{JoinToken, StoredToken};
 use ssntp::transport::Address;
+use ssntp_daemon::{Failure, Stop, address, age, note, print_either, print_json, print_line};
 use ssntp_payload::{
     EnrolmentAction, EnrolmentList, ManageEnrolment, NodeCertificate, TokenEntry, timestamp,
 };
+use ssntp_transport::wall_clock;
 use ssntp_view::all_pages;
 use uuid::Uuid;
 
 use super::kick::{NamedClient, only};
-use super::options::Options;
-use super::session::{Session, check};
+use super::session::check;
 use super::sessions::new_id;
+use super::{Invocation, Options, Session};
 use crate::cmd::roles;
 use crate::cmd::table::{Columns, print};
-use crate::context::address;
-use crate::failure::Failure;
-use crate::output::{note, print_either, print_json, print_line};
-use crate::seconds::age;
-use crate::signals::Stop;
-use ssntp_transport::wall_clock;
 
 /// Give nodes tokens to join the cluster with
 ///
@@ -79,26 +75,27 @@ struct AddToken {
 
 /// Runs `ssntp token`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let stop = Stop::install_for_commands()?;
-    let options = &args.options;
+    let (options, stop) = (args.options, Stop::install_for_commands()?);
+    let cx = &Invocation { options, stop };
     match args.verb {
-        TokenVerb::Add(args) => add(options, &stop, &args),
-        TokenVerb::List => list(options, &stop),
-        TokenVerb::Remove { id } => remove(options, &stop, &id),
+        TokenVerb::Add(args) => add(cx, &args),
+        TokenVerb::List => list(cx),
+        TokenVerb::Remove { id } => remove(cx, &id),
     }
 }
 
-fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
+fn add(cx: &Invocation, args: &AddToken) -> Result<(), Failure> {
     if args.ttl.is_zero() {
         return Err(Failure::usage("--ttl must be longer than 0 seconds"));
     }
-    let (connect, trust) = options.server_and_trust(stop)?;
+    let reached = cx.options.server.reach(&cx.stop)?;
+    let (_, trust) = reached.files.load()?;
     let [authority] = trust.authorities() else {
         return Err(Failure::usage(
             "the file of --ca has several authorities, and a token shows one: give --ca the scheduler's alone",
         ));
     };
-    let at = args.at.clone().or_else(|| connect.first().cloned());
+    let at = args.at.clone().or_else(|| reached.connect.first().cloned());
     let Some(at @ Address::Tcp { .. }) = at else {
         return Err(Failure::usage(
             "--at is needed: the address at which the node reaches the scheduler",
@@ -116,8 +113,8 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
         ends: stored.ends,
         made_by: String::new(),
     };
-    let session = Session::open(options, stop)?;
-    let added = manage(&session, EnrolmentAction::AddToken, |asked| asked.token = entry)?;
+    let session = Session::open(cx)?;
+    let added = enrolment(&session, EnrolmentAction::AddToken, |asked| asked.token = entry)?;
     let entry = added.tokens.into_iter().next().unwrap_or_default();
     let name = at.server_name();
     if let Some(server) = session.controller.client().server()
@@ -129,22 +126,22 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
             server.certificate.hosts_text()
         ));
     }
-    if options.json {
-        let mut shown = shown(&entry);
-        shown["token"] = json!(token.to_string());
-        return print_json(shown);
+    if cx.options.json {
+        let mut value = token_json(&entry);
+        value["token"] = json!(token.to_string());
+        return print_json(value);
     }
     if args.bare {
         return print_line(&token);
     }
-    print_line(command(args.role, &token))?;
+    print_line(join_command(args.role, &token))?;
     let nodes = match entry.uses_left {
         1 => "one node".to_owned(),
         nodes => format!("{nodes} nodes"),
     };
     note(format_args!(
         "ssntp: for {nodes}, until {}; the secret is not shown again",
-        time(entry.ends)
+        utc(entry.ends)
     ));
     if at.is_local() {
         note("ssntp: only this machine reaches the scheduler at this address: --at names another");
@@ -153,7 +150,7 @@ fn add(options: &Options, stop: &Stop, args: &AddToken) -> Result<(), Failure> {
 }
 
 /// The command that joins a node.
-fn command(role: Role, token: &JoinToken) -> String {
+fn join_command(role: Role, token: &JoinToken) -> String {
     let (daemon, state) = match role {
         Role::AGENT => ("agent".to_owned(), "agent"),
         Role::NETAGENT => ("netagent".to_owned(), "agent"),
@@ -164,27 +161,27 @@ fn command(role: Role, token: &JoinToken) -> String {
     format!("ssntp {daemon} --join '{token}' --state /var/lib/ssntp/{state}")
 }
 
-fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
-    let tokens = all_tokens(&Session::open(options, stop)?)?;
-    print(options.json, TOKENS, &(), &tokens, shown)
+fn list(cx: &Invocation) -> Result<(), Failure> {
+    let tokens = all_tokens(&Session::open(cx)?)?;
+    print(cx.options.json, TOKENS, &(), &tokens, token_json)
 }
 
 fn all_tokens(session: &Session<'_>) -> Result<Vec<TokenEntry>, Failure> {
     all_pages(|&after| {
-        let page = manage(session, EnrolmentAction::ListTokens, |asked| asked.after = after)?;
+        let page = enrolment(session, EnrolmentAction::ListTokens, |asked| asked.after = after)?;
         Ok((page.tokens, page.next))
     })
 }
 
-fn remove(options: &Options, stop: &Stop, id: &str) -> Result<(), Failure> {
-    let session = Session::open(options, stop)?;
+fn remove(cx: &Invocation, id: &str) -> Result<(), Failure> {
+    let session = Session::open(cx)?;
     let known = all_tokens(&session)?.into_iter().map(|token| token.id).collect();
     let id = only("token", "an id", id, known)?;
-    manage(&session, EnrolmentAction::RemoveToken, |asked| {
+    enrolment(&session, EnrolmentAction::RemoveToken, |asked| {
         asked.token.id.clone_from(&id);
     })?;
     let text = format_args!("token {id}: removed");
-    print_either(options.json, json!({"id": id}), text)
+    print_either(cx.options.json, json!({"id": id}), text)
 }
 
 /// Show the certificates that were issued to nodes, and until when they are valid
@@ -194,38 +191,50 @@ pub(super) struct CertificatesArgs {
     node: Option<String>,
 }
 
-pub(super) fn certificates(options: &Options, stop: &Stop, args: &CertificatesArgs) -> Result<(), Failure> {
+pub(super) fn certificates(cx: &Invocation, args: &CertificatesArgs) -> Result<(), Failure> {
     let node = args.node.as_deref().unwrap_or_default().to_ascii_lowercase();
-    let mut certificates = issued(&Session::open(options, stop)?)?;
-    certificates.retain(|one| one.uuid.as_str().starts_with(&node));
-    print(options.json, CERTIFICATES, &(), &certificates, certificate)
+    let mut certificates = issued(&Session::open(cx)?)?;
+    certificates.retain(|certificate| certificate.uuid.as_str().starts_with(&node));
+    print(
+        cx.options.json,
+        CERTIFICATES,
+        &(),
+        &certificates,
+        certificate_json,
+    )
 }
 
 fn issued(session: &Session<'_>) -> Result<Vec<NodeCertificate>, Failure> {
     all_pages(|&after| {
-        let page = manage(session, EnrolmentAction::ListCertificates, |asked| {
+        let page = enrolment(session, EnrolmentAction::ListCertificates, |asked| {
             asked.after = after;
         })?;
         Ok((page.certificates, page.next))
     })
 }
 
-pub(super) fn revoke(options: &Options, stop: &Stop, named: &NamedClient) -> Result<(), Failure> {
-    let session = Session::open(options, stop)?;
-    let known = || Ok(issued(&session)?.into_iter().map(|one| one.uuid).collect());
+pub(super) fn revoke(cx: &Invocation, named: &NamedClient) -> Result<(), Failure> {
+    let session = Session::open(cx)?;
+    let known = || {
+        Ok(issued(&session)?
+            .into_iter()
+            .map(|certificate| certificate.uuid)
+            .collect())
+    };
     let uuid = named.find("certificate", known)?;
-    let revoked = manage(&session, EnrolmentAction::Revoke, |asked| {
+    let revoked = enrolment(&session, EnrolmentAction::Revoke, |asked| {
         asked.uuid = uuid.clone();
     })?;
     let revoked = revoked.certificates;
-    let serials: Vec<_> = revoked.iter().map(|one| &one.serial).collect();
+    let serials: Vec<_> = revoked.iter().map(|certificate| &certificate.serial).collect();
     let value = json!({"uuid": uuid.as_str(), "serials": serials});
     let text = format_args!("{uuid}: {} certificate(s) revoked", revoked.len());
-    print_either(options.json, value, text)
+    print_either(cx.options.json, value, text)
 }
 
-/// Sends a command with what `complete` adds to its action, and waits for the answer.
-fn manage(
+/// Sends a command about tokens and certificates with what `complete` adds to its action. Waits for the answer, which
+/// must not be a refusal.
+fn enrolment(
     session: &Session<'_>,
     action: EnrolmentAction,
     complete: impl FnOnce(&mut ManageEnrolment),
@@ -241,7 +250,7 @@ fn manage(
         EnrolmentAction::ListTokens | EnrolmentAction::ListCertificates
     );
     let is_answer = |answer: &EnrolmentList| answer.id == asked.id;
-    let answer = session.ask_for(&asked, is_answer, changes)?;
+    let answer = session.ask(&asked, is_answer, changes)?;
     check(&answer.reason, &answer.detail)?;
     Ok(answer)
 }
@@ -252,35 +261,35 @@ const TOKENS: Columns<(), TokenEntry> = &[
     ("roles", |(), token| token.roles.clone()),
     ("uuid", |(), token| token.uuid.to_string()),
     ("nodes left", |(), token| token.uses_left.to_string()),
-    ("ends", |(), token| time(token.ends)),
+    ("ends", |(), token| utc(token.ends)),
     ("added by", |(), token| token.made_by.clone()),
 ];
 
 #[rustfmt::skip] // A table: one row a column.
 const CERTIFICATES: Columns<(), NodeCertificate> = &[
-    ("uuid", |(), one| one.uuid.to_string()),
-    ("roles", |(), one| one.roles.clone()),
-    ("valid until", |(), one| time(one.ends)),
-    ("state", |(), one| if one.is_revoked { "revoked" } else { "valid" }.into()),
-    ("token", |(), one| one.token.clone()),
-    ("serial", |(), one| one.serial.clone()),
+    ("uuid", |(), certificate| certificate.uuid.to_string()),
+    ("roles", |(), certificate| certificate.roles.clone()),
+    ("valid until", |(), certificate| utc(certificate.ends)),
+    ("state", |(), certificate| if certificate.is_revoked { "revoked" } else { "valid" }.into()),
+    ("token", |(), certificate| certificate.token.clone()),
+    ("serial", |(), certificate| certificate.serial.clone()),
 ];
 
-fn shown(token: &TokenEntry) -> Value {
+fn token_json(token: &TokenEntry) -> Value {
     json!({
         "id": token.id, "roles": roles(&token.roles), "uuid": token.uuid.as_str(), "nodes_left": token.uses_left,
-        "ends": time(token.ends), "added_by": token.made_by,
+        "ends": utc(token.ends), "added_by": token.made_by,
     })
 }
 
-fn certificate(one: &NodeCertificate) -> Value {
+fn certificate_json(certificate: &NodeCertificate) -> Value {
     json!({
-        "uuid": one.uuid.as_str(), "roles": roles(&one.roles), "serial": one.serial, "valid_until": time(one.ends),
-        "revoked": one.is_revoked, "token": one.token,
+        "uuid": certificate.uuid.as_str(), "roles": roles(&certificate.roles), "serial": certificate.serial,
+        "valid_until": utc(certificate.ends), "revoked": certificate.is_revoked, "token": certificate.token,
     })
 }
 
-/// A second since 1970, in UTC.
-fn time(seconds: u64) -> String {
+/// The date and time in UTC of a second since 1970.
+fn utc(seconds: u64) -> String {
     timestamp::format(seconds.saturating_mul(1_000_000_000))
 }

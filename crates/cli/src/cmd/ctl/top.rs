@@ -9,18 +9,16 @@ use crossbeam_channel::RecvTimeoutError;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::payload::SessionEntry;
+use ssntp_daemon::{
+    Failure, Seconds, Stop, note, print_json, print_line, print_text, reader_is_gone, terminal_size,
+};
+use ssntp_transport::{NEVER, now, wall_clock};
 
 use super::json::session as session_json;
 use super::list::over;
-use super::options::Options;
-use super::session::{Session, await_session};
-use super::sessions;
+use super::session::await_session;
+use super::{Invocation, Options, Session, sessions};
 use crate::cmd::table::{Columns, list};
-use crate::failure::Failure;
-use crate::output::{note, print_json, print_line, print_text, reader_is_gone, terminal_size};
-use crate::seconds::Seconds;
-use crate::signals::Stop;
-use ssntp_transport::{NEVER, now, wall_clock};
 
 /// Show the sessions of a server that send and receive most, at intervals
 ///
@@ -59,39 +57,40 @@ const COLUMNS: Columns<(), Row> = &[
     ("frames queued", |(), row| row.0.frames_waiting.to_string()),
 ];
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let stop = Stop::install()?;
-    let done = watch(args, &stop);
+pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let (options, stop) = (args.options, Stop::install()?);
+    let cx = Invocation { options, stop };
+    let done = watch(&cx, args.role, args.interval, args.count);
     // Without --count an interrupt is the usual end, so it is no failure, even while an answer is awaited.
-    match (stop.requested(), args.count) {
+    match (cx.stop.requested(), args.count) {
         (false, _) => done,
         (true, None) => Ok(()),
-        (true, Some(_)) => Err(stop.interrupted()),
+        (true, Some(_)) => Err(cx.stop.interrupted()),
     }
 }
 
-fn watch(args: &Args, stop: &Stop) -> Result<(), Failure> {
-    let session = Session::open_any(&args.options, stop)?;
-    let mut left = args.count;
-    let mut before = Counted::of(sessions::all(&session, args.role)?, now());
+fn watch(cx: &Invocation, role: Option<Role>, interval: Seconds, count: Option<u64>) -> Result<(), Failure> {
+    let session = Session::open_any(cx)?;
+    let mut left = count;
+    let mut before = Counted::of(sessions::all(&session, role)?, now());
     let client = session.controller.client();
-    let pause = || stop.channel().recv_timeout(args.interval.into()) == Err(RecvTimeoutError::Timeout);
+    let pause = || cx.stop.channel().recv_timeout(interval.into()) == Err(RecvTimeoutError::Timeout);
     while left != Some(0) && pause() && !reader_is_gone() {
-        let asked = sessions::all(&session, args.role);
+        let asked = sessions::all(&session, role);
         // A list that the server refuses again and again would never be the last one.
-        let is_answered = args.count.is_some() && client.is_connected();
+        let is_answered = count.is_some() && client.is_connected();
         if let Err(why) = &asked
             && client.ended().is_none()
             && !is_answered
         {
             note(format_args!("ssntp: {why}"));
-            await_session(&client, NEVER, stop)?;
+            await_session(&client, NEVER, &cx.stop)?;
             continue;
         }
         let (sessions, at) = (asked?, now());
         let rows = before.rates(&sessions, at);
         before = Counted::of(sessions, at);
-        print(&rows, args.options.json)?;
+        print(&rows, session.json)?;
         left = left.map(|left| left - 1);
     }
     Ok(())

@@ -7,22 +7,14 @@ use std::time::Duration;
 
 use clap::value_parser;
 use ssntp::payload::{Id, yaml};
-use ssntp_payload::{
-    AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, Requirements, Start,
-    StartPayload,
-};
-use ssntp_view::{CommandError, Controller, FindError, Order, View};
+use ssntp_daemon::{Choices, Failure, input, one_of};
+use ssntp_payload::{AssignPublicIp, Configure, Delete, Evacuate, NextState, ReleasePublicIp, StartPayload};
+use ssntp_view::{CommandError, Controller, Order, View};
 use uuid::Uuid;
 
 use super::moves::{Moves, drain};
-use super::options::Options;
-use super::session::{POLL, Session};
-use super::tenant;
 use super::workload::WorkloadArgs;
-use crate::choice::{Choices, one_of};
-use crate::failure::Failure;
-use crate::input;
-use crate::signals::Stop;
+use super::{Invocation, Session, tenant};
 
 /// The flags that select whether a command ends once it is done, or once it is sent.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -52,51 +44,30 @@ pub(super) struct StartArgs {
     waiting: Waiting,
 }
 
-pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
-    let mut starts: Vec<_> = args.workload.workload()?.starts().collect();
-    let first = starts.first().map(|payload| payload.start.requirements.clone());
-    let Requirements {
-        node_id,
-        network_node,
-        ..
-    } = first.unwrap_or_default();
+pub(super) fn start(cx: &Invocation, args: StartArgs) -> Result<(), Failure> {
+    let mut workload = args.workload.workload()?;
     // The list of nodes is needed for three reasons: --node may be the beginning of a UUID, an older
     // instance must not be mistaken for the new one, and without a suitable node the scheduler would
     // refuse the START at once.
-    let session = Session::open_complete(options, stop)?;
+    let session = Session::open_complete(cx)?;
+    let start = &mut workload.payload.start;
     if args.waiting.wait() {
-        session.wait_for_node(move |node| if network_node { node.network } else { node.compute })?;
+        let is_network = start.requirements.network_node;
+        session.wait_for_node(|node| if is_network { node.network } else { node.compute })?;
     }
-    if !node_id.is_empty() {
-        let node = find(&session, |view| view.find_node(node_id.as_str()))?;
-        for payload in &mut starts {
-            payload.start.requirements.node_id = node.into();
-        }
+    let node = &mut start.requirements.node_id;
+    if !node.is_empty() {
+        *node = session
+            .controller
+            .look(|view| view.find_node(node.as_str()))?
+            .into();
     }
-    if let Some(Start {
-        tenant_uuid,
-        networking,
-        ..
-    }) = starts.first().map(|payload| &payload.start)
-        && !(tenant_uuid.is_empty() || tenant_uuid.uuid().is_some())
-        && networking.concentrator_uuid.is_empty()
-    {
-        tenant::check(&session, tenant_uuid.as_str())?;
+    let tenant = &start.tenant_uuid;
+    let is_named = !tenant.is_empty() && tenant.uuid().is_none();
+    if is_named && start.networking.concentrator_uuid.is_empty() {
+        tenant::check(&session, tenant.as_str())?;
     }
-    let has_constraint = starts
-        .iter()
-        .any(|start| !start.start.requirements.labels.is_empty());
-    if has_constraint {
-        let heeds = || Ok(session.controller.look(View::heeds_constraints));
-        match stop.poll(POLL, session.limit, heeds)? {
-            Some(true) => {}
-            Some(false) => return Err(Failure::new("the scheduler is older and ignores constraints")),
-            None => {
-                let why = "the scheduler has not reported all nodes, so it is not known whether it heeds constraints";
-                return Err(Failure::new(why).with_advice("try again"));
-            }
-        }
-    }
+    let starts: Vec<_> = workload.starts().collect();
     let send = |start: &StartPayload| session.controller.start_workload(start).map(Some);
     session.send_each(&starts, send, args.waiting.wait())
 }
@@ -123,8 +94,8 @@ pub(super) struct DeleteArgs {
     node: Option<String>,
 }
 
-pub(super) fn delete(options: &Options, stop: &Stop, args: &DeleteArgs) -> Result<(), Failure> {
-    each(options, stop, &args.instances, |controller, instance| {
+pub(super) fn delete(cx: &Invocation, args: &DeleteArgs) -> Result<(), Failure> {
+    each(cx, &args.instances, |controller, instance| {
         let Some(node) = &args.node else {
             return Ok(controller.delete(instance)?);
         };
@@ -147,15 +118,14 @@ fn all(view: &View, concentrators: &BTreeSet<Uuid>) -> Vec<Uuid> {
 
 /// Sends a command for each of the instances.
 pub(super) fn each<E>(
-    options: &Options,
-    stop: &Stop,
+    cx: &Invocation,
     args: &InstancesArgs,
     command: impl Fn(&Controller, Uuid) -> Result<Order, E>,
 ) -> Result<(), Failure>
 where
     Failure: From<E>,
 {
-    let session = Session::open_complete(options, stop)?;
+    let session = Session::open_complete(cx)?;
     let instances = if args.all {
         let concentrators = tenant::concentrators(&session)?;
         session.controller.look(|view| all(view, &concentrators))
@@ -165,7 +135,7 @@ where
     let send = |instance: &Uuid| {
         let sent = command(&session.controller, *instance);
         if args.all {
-            session.unless_gone(*instance, sent)
+            session.none_if_gone(*instance, sent)
         } else {
             sent.map(Some)
         }
@@ -185,14 +155,15 @@ pub(super) struct VolumeArgs {
 
 /// Sends a command for a volume of an instance.
 pub(super) fn volume(
-    options: &Options,
-    stop: &Stop,
+    cx: &Invocation,
     args: &VolumeArgs,
     command: impl Fn(&Controller, Uuid, Id) -> Result<Order, CommandError>,
 ) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
-    let instance = find(&session, |view| view.find_instance(&args.instance))?;
-    let volume = find(&session, |view| view.find_volume(&args.volume))?;
+    let session = Session::open_complete(cx)?;
+    let instance = session
+        .controller
+        .look(|view| view.find_instance(&args.instance))?;
+    let volume = session.controller.look(|view| view.find_volume(&args.volume))?;
     let order = command(&session.controller, instance, volume)?;
     session.finish(vec![order], args.waiting.wait())
 }
@@ -228,12 +199,12 @@ const NEXT_STATES: Choices<NextState> = &[
     ("reboot", "The node reboots", NextState::Reboot),
 ];
 
-pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> Result<(), Failure> {
+pub(super) fn evacuate(cx: &Invocation, args: &EvacuateArgs) -> Result<(), Failure> {
     let deadline = args.deadline.unwrap_or(0);
-    let mut session = Session::open_complete(options, stop)?;
+    let mut session = Session::open_complete(cx)?;
     // The node may use all of this time before it reports that it is empty.
-    session.allow(Duration::from_secs(deadline.into()));
-    let node = find(&session, |view| view.find_node(&args.node))?;
+    session.extend_limit(Duration::from_secs(deadline.into()));
+    let node = session.controller.look(|view| view.find_node(&args.node))?;
     if args.waiting.wait() {
         drain(&session, node)?;
     }
@@ -260,11 +231,10 @@ pub(super) struct NodeArgs {
     waiting: Waiting,
 }
 
-pub(super) fn restore(options: &Options, stop: &Stop, args: &NodeArgs) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
-    let node = find(&session, |view| view.find_node(&args.node))?;
-    let order = session.controller.restore(node)?;
-    session.finish(vec![order], args.waiting.wait())
+pub(super) fn restore(cx: &Invocation, args: &NodeArgs) -> Result<(), Failure> {
+    let session = Session::open_complete(cx)?;
+    let node = session.controller.look(|view| view.find_node(&args.node))?;
+    session.finish(vec![session.controller.restore(node)?], args.waiting.wait())
 }
 
 /// Replace the configuration of the cluster
@@ -278,7 +248,7 @@ pub(super) struct ConfigureArgs {
     waiting: Waiting,
 }
 
-pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) -> Result<(), Failure> {
+pub(super) fn configure(cx: &Invocation, args: &ConfigureArgs) -> Result<(), Failure> {
     let configuration = yaml::without_mark(&input::named(&args.file)?).to_vec();
     // The scheduler checks it as well, but cannot report what is wrong.
     let checked = Configure::decode_valid(&configuration);
@@ -289,7 +259,7 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
         let why = "the key configure is missing at the top level";
         return Err(Failure::at(&args.file, why));
     }
-    let session = Session::open(options, stop)?;
+    let session = Session::open(cx)?;
     let order = session.controller.configure(configuration)?;
     session.finish(vec![order], args.waiting.wait())
 }
@@ -333,8 +303,8 @@ impl PublicIpArgs {
     }
 }
 
-pub(super) fn assign_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
-    let (session, command) = public_ip(options, stop, args)?;
+pub(super) fn assign_ip(cx: &Invocation, args: &PublicIpArgs) -> Result<(), Failure> {
+    let (session, command) = public_ip(cx, args)?;
     if command.private_ip.is_empty()
         && let Some(tenant) = args.named_tenant()
     {
@@ -343,12 +313,11 @@ pub(super) fn assign_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> 
             "instance {instance} has no address of tenant {tenant}"
         )));
     }
-    let order = session.controller.order(&command)?;
-    session.finish(vec![order], args.waiting.wait())
+    session.finish(vec![session.controller.order(&command)?], args.waiting.wait())
 }
 
-pub(super) fn release_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
-    let (session, command) = public_ip(options, stop, args)?;
+pub(super) fn release_ip(cx: &Invocation, args: &PublicIpArgs) -> Result<(), Failure> {
+    let (session, command) = public_ip(cx, args)?;
     let order = session.controller.order(&ReleasePublicIp {
         concentrator_uuid: command.concentrator_uuid,
         tenant_uuid: command.tenant_uuid,
@@ -360,15 +329,13 @@ pub(super) fn release_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) ->
     session.finish(vec![order], args.waiting.wait())
 }
 
-fn public_ip<'a>(
-    options: &Options,
-    stop: &'a Stop,
-    args: &PublicIpArgs,
-) -> Result<(Session<'a>, AssignPublicIp), Failure> {
-    let session = Session::open_complete(options, stop)?;
+fn public_ip<'a>(cx: &'a Invocation, args: &PublicIpArgs) -> Result<(Session<'a>, AssignPublicIp), Failure> {
+    let session = Session::open_complete(cx)?;
     let named = args.named_tenant().map(|name| tenant::find(&session, name));
     let named = named.transpose()?;
-    let instance = find(&session, |view| view.find_instance(&args.instance))?;
+    let instance = session
+        .controller
+        .look(|view| view.find_instance(&args.instance))?;
     let given = args.private_ip.map(|ip| ip.to_string());
     let (cnci, tenant, private_ip) = match named {
         Some(entry) => {
@@ -417,13 +384,6 @@ fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure>
             Err(Failure::new(text))
         }
     }
-}
-
-pub(super) fn find<T>(
-    session: &Session<'_>,
-    find: impl FnOnce(&View) -> Result<T, FindError>,
-) -> Result<T, Failure> {
-    Ok(session.controller.look(find)?)
 }
 
 #[cfg(test)]

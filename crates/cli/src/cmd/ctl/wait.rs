@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde_json::json;
+use ssntp_daemon::{Failure, even_unread, print_either, printable};
 use ssntp_payload::InstanceState;
 use ssntp_transport::{NEVER, wall_clock};
 use ssntp_view::{Ending, View};
 use uuid::Uuid;
 
-use super::json;
-use super::options::Options;
-use super::session::{POLL, Progress, Session};
-use crate::failure::Failure;
-use crate::output::{even_unread, print_either, printable};
-use crate::signals::Stop;
+use super::session::{POLL, Progress};
+use super::{Invocation, Session, json};
 
 /// The exit code if a workload has failed.
 const WORKLOAD_FAILED: u8 = 3;
@@ -60,12 +57,12 @@ enum Outcome {
     Gone,
 }
 
-pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    let session = Session::open_complete(options, stop)?;
+pub(super) fn run(cx: &Invocation, args: &Args) -> Result<(), Failure> {
+    let session = Session::open_complete(cx)?;
     let mut pending = session.find_instances(&args.instances)?;
     let mut progress = Progress::new();
     let (mut failed, mut gone) = (false, false);
-    let finished = stop.poll(Duration::ZERO, options.given_limit().unwrap_or(NEVER), || {
+    let finished = cx.stop.poll(Duration::ZERO, cx.options.limit_or(NEVER), || {
         let finished = |view: &View| {
             let found = |uuid: &Uuid| Some((*uuid, outcome(view, *uuid, args.what)?));
             let found: Vec<_> = pending.iter().filter_map(found).collect();
@@ -74,7 +71,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         // In short steps, because a signal does not interrupt `wait`.
         for (uuid, outcome) in session.controller.wait(POLL, finished).unwrap_or_default() {
             pending.retain(|other| *other != uuid);
-            report(uuid, &outcome, options.json)?;
+            report(uuid, &outcome, cx.options.json)?;
             match (&outcome, args.what) {
                 (Outcome::Gone | Outcome::Missing, _) => gone = true,
                 (Outcome::Ended(_), What::Running) => failed = true,
@@ -129,23 +126,24 @@ fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
 }
 
 fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
-    let text = match outcome {
-        Outcome::Running { node } => format!("instance {uuid} runs on node {node}"),
-        Outcome::Ended(ending) if ending.detail.is_empty() => format!("instance {uuid} has ended: {ending}"),
-        Outcome::Ended(ending) => format!("instance {uuid} has ended: {ending}: {}", ending.detail),
-        Outcome::Missing => format!("instance {uuid} is missing on its node"),
-        Outcome::Gone => format!("instance {uuid} is gone"),
-    };
-    let value = match outcome {
-        Outcome::Running { node } => {
-            json!({"result": "running", "node": node, "subject": uuid, "text": text})
+    let (result, text) = match outcome {
+        Outcome::Running { node } => ("running", format!("instance {uuid} runs on node {node}")),
+        Outcome::Ended(ending) if ending.detail.is_empty() => {
+            ("ended", format!("instance {uuid} has ended: {ending}"))
         }
-        Outcome::Ended(ending) => {
-            json!({"result": "ended", "end": json::end(ending), "subject": uuid, "text": text})
-        }
-        Outcome::Missing => json!({"result": "missing", "subject": uuid, "text": text}),
-        Outcome::Gone => json!({"result": "gone", "subject": uuid, "text": text}),
+        Outcome::Ended(ending) => (
+            "ended",
+            format!("instance {uuid} has ended: {ending}: {}", ending.detail),
+        ),
+        Outcome::Missing => ("missing", format!("instance {uuid} is missing on its node")),
+        Outcome::Gone => ("gone", format!("instance {uuid} is gone")),
     };
+    let mut value = json!({"result": result, "subject": uuid, "text": text});
+    match outcome {
+        Outcome::Running { node } => value["node"] = json!(node),
+        Outcome::Ended(ending) => value["end"] = json::end(ending),
+        Outcome::Missing | Outcome::Gone => {}
+    }
     even_unread(print_either(json, value, printable(&text)))
 }
 

@@ -21,13 +21,10 @@ use clap::value_parser;
 use ssntp::payload::yaml::{Document, Node};
 use ssntp::payload::{Payload, yaml};
 use ssntp_controller::{StartKeys, check_start};
+use ssntp_daemon::{Choices, Failure, input, one_of};
 use ssntp_payload::{Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType};
 use ssntp_payload::{check_labels, check_name, parse_label};
 use uuid::Uuid;
-
-use crate::choice::{Choices, one_of};
-use crate::failure::Failure;
-use crate::input;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct WorkloadArgs {
@@ -141,40 +138,40 @@ fn parse_env(text: &str) -> Result<Vec<(String, String)>, (usize, &'static str)>
 
 /// A workload, before each of its instances gets a UUID.
 pub(super) struct Workload {
-    payload: StartPayload,
+    pub(super) payload: StartPayload,
     /// True if the payload sets the UUID. Otherwise each instance gets a new UUID.
-    pub(super) named: bool,
+    named: bool,
     count: u32,
-}
-
-/// A workload of one instance.
-fn of_one(payload: StartPayload, named: bool) -> Workload {
-    Workload {
-        count: 1,
-        payload,
-        named,
-    }
 }
 
 impl WorkloadArgs {
     pub(super) fn workload(&self) -> Result<Workload, Failure> {
-        if let Some(path) = &self.file {
-            let shown = path.display();
-            let mut workload = parse(&input::named(path)?).map_err(|why| Failure::at(path, why))?;
-            self.set_tenant(&mut workload);
-            self.set_names(&mut workload)?;
-            if workload.named && self.count > 1 {
-                let why = "it has an instance_uuid, so --count must be 1";
-                return Err(Failure::usage(format!("{shown}: {why}")));
+        let (mut payload, named) = match &self.file {
+            Some(path) => parse(&input::named(path)?).map_err(|why| Failure::at(path, why))?,
+            None => (self.start()?.into(), self.uuid.is_some()),
+        };
+        self.complete(&mut payload.start)?;
+        match &self.file {
+            Some(path) if named && self.count > 1 => {
+                let (path, why) = (path.display(), "it has an instance_uuid, so --count must be 1");
+                Err(Failure::usage(format!("{path}: {why}")))
             }
-            return Ok(workload);
+            _ => Ok(Workload {
+                payload,
+                named,
+                count: self.count,
+            }),
         }
+    }
+
+    /// The START of the flags, without those that a file may have as well.
+    fn start(&self) -> Result<Start, Failure> {
         let mut env = BTreeMap::new();
         for file in &self.env_file {
             env.extend(read_env_file(file)?);
         }
         env.extend(self.env.iter().cloned());
-        let start = Start {
+        Ok(Start {
             instance_uuid: self.uuid.unwrap_or_default(),
             persistence: if self.persistent {
                 Persistence::All
@@ -195,28 +192,17 @@ impl WorkloadArgs {
             env,
             dir: self.dir.clone().unwrap_or_default(),
             ..Start::default()
-        };
-        let mut workload = of_one(start.into(), self.uuid.is_some());
-        self.set_tenant(&mut workload);
-        self.set_names(&mut workload)?;
-        Ok(workload)
+        })
     }
 
-    /// Sets the tenant of the command line, or else that of the file.
-    fn set_tenant(&self, workload: &mut Workload) {
-        let start = &mut workload.payload.start;
+    /// Sets the tenant, the address, the name, the labels and the constraint of the command line.
+    fn complete(&self, start: &mut Start) -> Result<(), Failure> {
         if let Some(tenant) = &self.tenant {
             start.tenant_uuid = tenant.as_str().into();
         }
         if let Some(ip) = self.ip {
             start.networking.private_ip = ip.to_string();
         }
-    }
-
-    /// Sets the count, the name, the labels and the constraint of the command line.
-    fn set_names(&self, workload: &mut Workload) -> Result<(), Failure> {
-        workload.count = self.count;
-        let start = &mut workload.payload.start;
         if let Some(name) = &self.name {
             start.name.clone_from(name);
         }
@@ -226,7 +212,7 @@ impl WorkloadArgs {
         let checked = check_labels(constraint).and(check_labels(&start.labels));
         checked.map_err(Failure::usage)?;
         // The last instance has the longest name, so the others fit if it does.
-        let name = called(&start.name, workload.count, workload.count);
+        let name = called(&start.name, self.count, self.count);
         if name.is_empty() {
             Ok(())
         } else {
@@ -258,7 +244,8 @@ impl Workload {
     }
 }
 
-fn parse(file: &[u8]) -> Result<Workload, String> {
+/// The START of a file; true if the file sets its UUID.
+fn parse(file: &[u8]) -> Result<(StartPayload, bool), String> {
     let documents: Vec<_> = yaml::documents(file).collect();
     let is_workload = |document: &Document<'_>| {
         Node::parse(document.bytes, 1, yaml::MAX_DOCUMENT_LEN).is_ok_and(|keys| {
@@ -285,7 +272,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let uuid = keys.get("start").and_then(|start| start.get("instance_uuid"));
     if uuid.is_some_and(|uuid| uuid.text().is_ok_and(|uuid| !uuid.is_empty())) {
         let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
-        return Ok(of_one(payload, true));
+        return Ok((payload, true));
     }
     let root = keys.get("start").map(|_| "start");
     let keys: StartKeys = keys.decode(root).map_err(|e| e.to_string())?;
@@ -303,23 +290,32 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     if let Some(second) = raw()? {
         payload.user_data = payload.meta_data.replace(second);
     }
-    Ok(of_one(payload, named))
+    Ok((payload, named))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn workload(file: &str) -> Workload {
+        let (payload, named) = parse(file.as_bytes()).unwrap();
+        let count = 1;
+        Workload {
+            payload,
+            named,
+            count,
+        }
+    }
+
     fn start(file: &str) -> Start {
-        let workload = parse(file.as_bytes()).unwrap();
-        workload.starts().next().unwrap().start
+        workload(file).starts().next().unwrap().start
     }
 
     #[test]
     fn a_start_document_is_sent_unchanged() {
         let uuid = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001";
         let file = format!("start:\n  instance_uuid: {uuid}\n  unknown: 1\n---\n#cloud-config\n---\n{{}}\n");
-        let workload = parse(file.as_bytes()).unwrap();
+        let workload = workload(&file);
         assert!(workload.named);
         let payload = workload.starts().next().unwrap();
         assert_eq!(payload.start.instance_uuid.to_string(), uuid);
@@ -330,9 +326,9 @@ mod tests {
     fn user_data_may_have_any_keys() {
         for key in ["command: now", "command: [now]", "start: now", "start: {now: 1}"] {
             let data = format!("#cloud-config\n{key}\n");
-            for workload in ["command: [a]\n", "start:\n  command: [a]\n"] {
-                let file = format!("{workload}---\n{data}---\n{{}}\n");
-                let payload = parse(file.as_bytes()).unwrap().starts().next().unwrap();
+            for start in ["command: [a]\n", "start:\n  command: [a]\n"] {
+                let file = format!("{start}---\n{data}---\n{{}}\n");
+                let payload = workload(&file).starts().next().unwrap();
                 assert_eq!(payload.start.command, ["a"], "{file}");
                 assert_eq!(payload.user_data.unwrap().as_text(), Some(&*data));
                 assert_eq!(payload.meta_data.unwrap().as_text(), Some("{}\n"));
@@ -343,7 +339,7 @@ mod tests {
     #[test]
     fn a_template_gets_a_new_uuid_for_each_instance() {
         let file = "start:\n  vm_type: process\n  command: [sleep, 1]\n---\nmeta: 1\n";
-        let mut workload = parse(file.as_bytes()).unwrap();
+        let mut workload = workload(file);
         workload.count = 2;
         let starts: Vec<_> = workload.starts().collect();
         assert_ne!(starts[0].start.instance_uuid, starts[1].start.instance_uuid);
@@ -402,7 +398,7 @@ mod tests {
 
     #[test]
     fn each_of_several_instances_has_its_own_name() {
-        let mut workload = parse(b"command: [a]\nname: web\nlabels: {tier: front, n: 1}\n").unwrap();
+        let mut workload = workload("command: [a]\nname: web\nlabels: {tier: front, n: 1}\n");
         let labels = &workload.payload.start.labels;
         assert_eq!((labels["tier"].as_str(), labels["n"].as_str()), ("front", "1"));
         workload.count = 2;

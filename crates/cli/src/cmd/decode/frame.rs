@@ -4,9 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 use ssntp::proto::FrameKind;
-
-use crate::failure::Failure;
-use crate::output::Output;
+use ssntp_daemon::{Failure, Output};
 
 /// The readable part of a frame.
 #[derive(Default)]

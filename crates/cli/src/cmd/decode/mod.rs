@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  file, standard input ─▶ Digits, if it is text ─▶ Frames ─▶ print, JSON
-//!                                                        └ Walk: one frame, part by part ─▶ the codec
+//!                                                    └ one frame, part by part ─▶ the codec
 //! ```
 //!
 //! The codec decodes each part of a frame on its own and notes its fields, so a frame that a session would
@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `digits` | reads hexadecimal digits as bytes |
 //! | `frame` | the part of a frame that could be decoded, in text and JSON |
-//! | `walk` | the parts of one frame, and their faults |
+//! | `walk` | the frames of an input, the parts of each and their faults |
 
 mod digits;
 mod frame;
@@ -28,11 +28,9 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 
-use self::digits::Digits;
-use self::frame::Frame;
-use self::walk::Walk;
-use crate::failure::Failure;
-use crate::output::Output;
+use ssntp_daemon::{Failure, Output};
+
+use self::walk::Frames;
 
 /// Decoding stops after this number of problems: the input does not consist of frames, for example because
 /// a device was named by mistake.
@@ -100,52 +98,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         Some(first) if problems.len() < MAX_PROBLEMS => Err(fail(&format_args!("{first} (and {more} more)"))),
         Some(first) => Err(fail(&format_args!(
             "{first} (and {more} more; stopped reading at offset {:#x})",
-            frames.at
+            frames.offset()
         ))),
-    }
-}
-
-/// The frames of an input, up to a frame whose end is unknown.
-struct Frames {
-    source: Box<dyn BufRead>,
-    /// The offset of the next frame.
-    at: usize,
-    /// True if the end of the last frame is unknown.
-    ended: bool,
-    /// The error of the input, which is returned next.
-    failed: Option<io::Error>,
-}
-
-impl Frames {
-    /// Recognizes digits by the first byte: raw frames begin with 0x00 or 0x80.
-    fn of(mut source: Box<dyn BufRead>) -> io::Result<Self> {
-        let begin = source.fill_buf()?.first();
-        let is_text = begin.is_some_and(|c| c.is_ascii_hexdigit() || c.is_ascii_whitespace());
-        // The buffer is for `fill_buf`, with which `next` sees the end of the input before it reads a frame.
-        Ok(Self {
-            source: if is_text {
-                Box::new(BufReader::new(Digits::new(source)))
-            } else {
-                source
-            },
-            at: 0,
-            ended: false,
-            failed: None,
-        })
-    }
-
-    /// The next frame. An error of the input is returned after the part of the frame that was read.
-    fn next(&mut self) -> io::Result<Option<Frame>> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
-        }
-        if self.ended || self.source.fill_buf()?.is_empty() {
-            return Ok(None);
-        }
-        let walked = Walk::frame_at(self.at, &mut *self.source);
-        self.at += walked.frame.len;
-        self.ended = walked.lost;
-        self.failed = walked.failed;
-        Ok(Some(walked.frame))
     }
 }

@@ -9,7 +9,8 @@ use ssntp::proto::{Command, Connect, Connected, Frame as Wire, Status, Trace};
 use ssntp_payload::{OpenStream, Outputs, StreamData, StreamEndReason, StreamEnded, close_stream};
 use uuid::Uuid;
 
-use super::frame::Field;
+use super::digits::Digits;
+use super::frame::{Field, Frame};
 use super::walk::MAX_PAYLOAD;
 use super::*;
 

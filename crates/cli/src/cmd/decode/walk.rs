@@ -1,56 +1,69 @@
-//! Reads one frame, part by part, and lets the codec say which bytes are which field.
+//! Reads frames, part by part, and lets the codec say which bytes are which field.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::fields::{self, FieldValue, Part, annotate};
 use ssntp::proto::{self, FrameKind, FrameType, Header, Status, Trace, TraceParent};
+use ssntp_daemon::printable;
 
+use super::digits::Digits;
 use super::frame::{Field, Frame, Problem};
-use crate::output::printable;
 
 /// The longest payload that is read, in bytes: four times what peers accept by default.
 pub(super) const MAX_PAYLOAD: usize = 64 << 20;
 
-/// Reads one frame. The methods that read a part note a problem and return `None` if it is unknown where the
-/// next part begins.
-pub(super) struct Walk<'a> {
-    source: &'a mut dyn BufRead,
+/// The frames of an input, up to a frame whose end is unknown. The methods that read a part of a frame note a problem
+/// and return `None` if it is unknown where the next part begins.
+pub(super) struct Frames {
+    source: Box<dyn BufRead>,
     /// The offset after the last byte that was read.
     seen: usize,
+    /// The frame that is being read.
     frame: Frame,
+    /// True if the end of the last frame is unknown.
+    ended: bool,
+    /// The error of the input, which is returned next.
     failed: Option<io::Error>,
 }
 
-/// The result of reading a frame.
-pub(super) struct Walked {
-    pub(super) frame: Frame,
-    /// True if it is unknown where the next frame begins.
-    pub(super) lost: bool,
-    pub(super) failed: Option<io::Error>,
-}
-
-impl<'a> Walk<'a> {
-    pub(super) fn frame_at(at: usize, source: &'a mut dyn BufRead) -> Walked {
-        let mut walk = Self {
+impl Frames {
+    /// Recognizes digits by the first byte: raw frames begin with 0x00 or 0x80.
+    pub(super) fn of(mut source: Box<dyn BufRead>) -> io::Result<Self> {
+        let begin = source.fill_buf()?.first();
+        if begin.is_some_and(|c| c.is_ascii_hexdigit() || c.is_ascii_whitespace()) {
+            // The buffer is for `fill_buf`, with which `next` sees the end of the input before it reads a frame.
+            source = Box::new(BufReader::new(Digits::new(source)));
+        }
+        Ok(Self {
             source,
-            seen: at,
-            frame: Frame {
-                at,
-                ..Frame::default()
-            },
+            seen: 0,
+            frame: Frame::default(),
+            ended: false,
             failed: None,
-        };
-        let lost = walk.frame().is_none();
+        })
+    }
+
+    /// The offset of the next frame.
+    pub(super) fn offset(&self) -> usize {
+        self.seen
+    }
+
+    /// The next frame. An error of the input is returned after the part of the frame that was read.
+    pub(super) fn next(&mut self) -> io::Result<Option<Frame>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        if self.ended || self.source.fill_buf()?.is_empty() {
+            return Ok(None);
+        }
+        self.frame.at = self.seen;
+        self.ended = self.frame().is_none();
         // All bytes that were read count, including those after a fault, because the next frame begins
         // after them.
-        walk.frame.len = walk.seen - at;
-        Walked {
-            frame: walk.frame,
-            lost,
-            failed: walk.failed,
-        }
+        self.frame.len = self.seen - self.frame.at;
+        Ok(Some(std::mem::take(&mut self.frame)))
     }
 
     fn frame(&mut self) -> Option<()> {
@@ -197,7 +210,7 @@ impl<'a> Walk<'a> {
     /// arrive, so a length that is only announced costs no memory.
     fn read(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
-        if let Err(error) = (&mut *self.source).take(len as u64).read_to_end(&mut bytes) {
+        if let Err(error) = (&mut self.source).take(len as u64).read_to_end(&mut bytes) {
             self.failed = Some(error);
         }
         self.seen += bytes.len();

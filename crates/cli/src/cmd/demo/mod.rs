@@ -22,27 +22,25 @@
 //! | `processes` | the directory, the child processes, and the process that removes them |
 
 mod processes;
+#[rustfmt::skip] // Tables: one row a step.
 mod steps;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::OwnedFd;
+use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use clap::value_parser;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 use rustix::process::Signal;
+use ssntp_daemon::{Failure, Seconds, Stop, note, print_line, printable};
+use ssntp_transport::{NEVER, elapsed, now};
 use uuid::Uuid;
 
 use self::processes::Processes;
 use self::steps::{Act, Step};
-use crate::failure::Failure;
-use crate::output::{note, print_line, printable};
-use crate::seconds::Seconds;
-use crate::signals::Stop;
-use ssntp_transport::{elapsed, now};
 
 /// Start a whole cluster on this machine, and show what it does
 ///
@@ -74,30 +72,26 @@ pub(crate) struct Args {
 /// The time limit for one result to be seen. It is longer than that of `ssntp ctl`, which says for what it
 /// has waited.
 const LIMIT: Duration = Duration::from_secs(200);
-/// The time for which a demo is held at most: a year.
-const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 /// The time between two checks.
 const POLL: Duration = Duration::from_millis(5);
-/// The trace of which all commands are a part.
-const TRACE: &str = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01";
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut demo = Demo::new()?;
+    let mut demo = Demo::new(args.agents)?;
     let shown = match args.servers {
         Some(servers) => demo.show_several(servers, args.agents),
         None => demo.show_cluster(args),
     };
-    shown.map_err(|failure| match failure {
-        Failure::Silent(0) => Failure::new("the standard output was closed before every step was seen"),
-        Failure::Silent(_) => {
-            note("ssntp: interrupted before every step was seen");
-            failure
+    match &shown {
+        Ok(()) => {}
+        Err(Failure::Silent(0)) => {
+            return Err(Failure::new(
+                "the standard output was closed before every step was seen",
+            ));
         }
-        failure => {
-            demo.processes.print_logs();
-            failure
-        }
-    })?;
+        Err(Failure::Silent(_)) => note("ssntp: interrupted before every step was seen"),
+        Err(_) => demo.processes.print_logs(),
+    }
+    shown?;
     demo.processes.end()?;
     demo.say("no process and no file is left")
 }
@@ -110,29 +104,28 @@ struct Demo {
     /// The texts that stand for names in braces, such as `{tenant}`. Of each process, `{NAME-line}` is what is awaited
     /// in its first lines, `{NAME}` the address in it, and `{NAME-pid}` its PID.
     values: BTreeMap<String, String>,
-    /// The error output of the last command that failed.
-    last_error: String,
 }
 
 impl Demo {
-    fn new() -> Result<Self, Failure> {
+    fn new(agents: u16) -> Result<Self, Failure> {
         let mut this = Self {
             stop: Rc::new(Stop::install_patiently()?),
             began: now(),
             processes: Processes::new()?,
             values: BTreeMap::new(),
-            last_error: String::new(),
         };
         this.set("program", std::env::current_exe()?.display());
         let directory = this.processes.path("").display().to_string();
         this.set("directory", directory);
-        for (name, script) in steps::SCRIPTS {
-            this.set(name, script);
+        this.set("agents", agents);
+        this.set("nodes", agents + 1);
+        let scripts = steps::SCRIPTS.iter();
+        scripts.for_each(|(name, script)| this.set(name, script));
+        let uuids = steps::UUIDS.split_whitespace();
+        uuids.for_each(|name| this.set(name, Uuid::new_v4()));
+        for (name, content) in steps::FILES {
+            fs::write(this.processes.path(name), content)?;
         }
-        for name in steps::UUIDS.split_whitespace() {
-            this.set(name, Uuid::new_v4());
-        }
-        fs::write(this.processes.path("configuration.yaml"), steps::CONFIGURATION)?;
         Ok(this)
     }
 
@@ -142,7 +135,7 @@ impl Demo {
 
     fn show_cluster(&mut self, args: &Args) -> Result<(), Failure> {
         self.show(steps::BEGIN)?;
-        self.show_agents(args.agents)?;
+        self.show_each(args.agents, steps::AGENT, "agent-pids", "{agent-{n}-pid}")?;
         self.show(steps::CLUSTER)?;
         // A trial has set this value if the host has all that networks of tenants need.
         if self.values.contains_key("{ping}") {
@@ -150,33 +143,39 @@ impl Demo {
         } else {
             self.say(steps::NO_NETWORKS)?;
         }
-        self.linger(args)?;
+        let mut limit = args.seconds.map(Duration::from).unwrap_or_default();
+        if args.hold {
+            self.show(steps::HOLD)?;
+            limit = NEVER;
+        }
+        let left = limit.saturating_sub(elapsed(self.began));
+        let check = || self.processes.check().map(|()| None::<()>);
+        match self.stop.poll(POLL, left, check) {
+            // Every step was seen, so a signal is not a failure. Another signal ends the deletion.
+            Err(Failure::Silent(1..)) => self.stop = Rc::new(Stop::install_patiently()?),
+            lingered => drop(lingered?),
+        }
         self.show(steps::END)
     }
 
     /// Shows this number of schedulers, and the loss of the one that leads.
     fn show_several(&mut self, schedulers: u16, agents: u16) -> Result<(), Failure> {
-        // The port is held until the end.
-        let (etcd, _held) = free_address()?;
-        self.set("etcd", etcd);
+        // The port stays that of this demo as long as the socket is open: it is bound, and does not listen. The etcd can
+        // listen there, because it sets `SO_REUSEADDR`, too.
+        let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+        self.set("etcd", SocketAddrV4::try_from(getsockname(&socket)?)?);
         self.show(steps::ETCD)
             .map_err(|e| e.with_advice("several schedulers share an etcd, which must be on the PATH"))?;
-        let all = self.show_each(schedulers, steps::SCHEDULER, "{scheduler-{n}-line}")?;
-        self.set("scheduler", all.join(","));
-        self.show_agents(agents)?;
+        self.show_each(schedulers, steps::SCHEDULER, "scheduler", "{scheduler-{n}-line}")?;
+        self.show_each(agents, steps::AGENT, "agent-pids", "{agent-{n}-pid}")?;
         self.show(steps::SEVERAL)
     }
 
-    fn show_agents(&mut self, agents: u16) -> Result<(), Failure> {
-        let pids = self.show_each(agents, steps::AGENT, "{agent-{n}-pid}")?;
-        self.set("agents", agents);
-        self.set("nodes", agents + 1);
-        self.set("agent-pids", pids.join(", "));
-        Ok(())
-    }
-
-    /// Shows the steps once for each number, and returns what a text was each time.
-    fn show_each(&mut self, count: u16, steps: &[Step], text: &str) -> Result<Vec<String>, Failure> {
+    /// Shows the steps once for each number. The value `all` is then what `text` was each time.
+    fn show_each(&mut self, count: u16, steps: &[Step], all: &str, text: &str) -> Result<(), Failure> {
         let mut texts = Vec::new();
         for at in 1..=count {
             self.set("n", at);
@@ -189,16 +188,20 @@ impl Demo {
             self.show(steps)?;
             texts.push(self.filled(text));
         }
-        Ok(texts)
+        self.set(all, texts.join(","));
+        Ok(())
     }
 
     /// Shows each step of a table.
     fn show(&mut self, steps: &[Step]) -> Result<(), Failure> {
         for (text, line, act, seen) in steps {
             let mut output = match act {
-                Act::Ends(code) => self.run(line, *code)?,
-                Act::Repeated => self.until(line, |demo| demo.attempt(line))?,
-                Act::Tried => match self.attempt(line)? {
+                Act::Ends(code) => {
+                    let ended = self.run(line, *code)?;
+                    ended.ok_or_else(|| self.failed(line))?
+                }
+                Act::Repeated => self.until(line, |demo| demo.run(line, 0))?,
+                Act::Tried => match self.run(line, 0)? {
                     Some(output) => output,
                     None => continue,
                 },
@@ -211,10 +214,9 @@ impl Demo {
             if let Some((command, shown, count)) = seen {
                 let (shown, count) = (self.filled(shown), self.filled(count));
                 let is_right = |output: &String| output.matches(&shown).count().to_string() == count;
-                let last = self.until(text, |demo| Ok(demo.attempt(command)?.filter(is_right)))?;
-                if command == line {
-                    output = last;
-                }
+                let look = if command.is_empty() { line } else { command };
+                let last = self.until(text, |demo| Ok(demo.run(look, 0)?.filter(is_right)))?;
+                output = if command.is_empty() { last } else { output };
             }
             let output = self.named(output);
             for (name, before, end) in steps::TAKEN {
@@ -225,23 +227,6 @@ impl Demo {
             if !text.is_empty() {
                 self.say(&format!("{text}\n{output}"))?;
             }
-        }
-        Ok(())
-    }
-
-    /// Leaves the cluster running for some time, or with `--hold` until a signal.
-    fn linger(&mut self, args: &Args) -> Result<(), Failure> {
-        let mut limit = args.seconds.map(Duration::from).unwrap_or_default();
-        if args.hold {
-            self.show(steps::HOLD)?;
-            limit = FOREVER;
-        }
-        let left = limit.saturating_sub(elapsed(self.began));
-        let check = || self.processes.check().map(|()| None::<()>);
-        match self.stop.poll(POLL, left, check) {
-            // Every step was seen, so a signal is not a failure. Another signal ends the deletion.
-            Err(Failure::Silent(1..)) => self.stop = Rc::new(Stop::install_patiently()?),
-            lingered => drop(lingered?),
         }
         Ok(())
     }
@@ -265,66 +250,46 @@ impl Demo {
 
     /// The text, with the names in braces replaced by their values. A value may have names itself.
     fn filled(&self, text: &str) -> String {
-        let once = |text| {
-            self.values
-                .iter()
-                .fold(text, |text: String, (name, value)| text.replace(name, value))
-        };
-        once(once(text.to_owned()))
+        let twice = self.values.iter().chain(&self.values);
+        twice.fold(text.to_owned(), |text, (name, value)| text.replace(name, value))
     }
 
-    /// The words of a command, with the flags that each command of its kind has.
-    fn words(&self, line: &str) -> Vec<String> {
-        let flags = steps::FLAGS.iter();
-        let line = flags.fold(line.to_owned(), |line, (short, long)| line.replace(short, long));
-        line.split(' ').map(|word| self.filled(word)).collect()
+    /// Starts a program, whose output has this name. `ssntp` is this program.
+    fn spawn(&self, name: &str, line: &str) -> Result<Child, Failure> {
+        let program = |word: &str| if word == "ssntp" { "{program}" } else { word }.to_owned();
+        let words = line.split(' ').map(|word| self.filled(&program(word)));
+        self.processes.spawn(name, words.collect())
     }
 
     /// Starts a process, and waits for the awaited text in its output or its log. If it ends before, as a
     /// scheduler does if a busy etcd does not answer in time, it is started again a few times.
     fn start(&mut self, name: &str, awaited: &str, line: &str) -> Result<String, Failure> {
-        let name = self.filled(name);
-        let mut attempts = 0;
+        let (name, mut attempts) = (self.filled(name), 1..3);
         let printed = loop {
-            attempts += 1;
-            let pid = self.processes.start(&name, &self.words(line))?;
-            self.set(&format!("{name}-pid"), pid);
-            let what = format!("the first lines of the {name}");
-            match self.until(&what, |demo| Ok(demo.processes.line_with(&name, awaited))) {
-                Err(Failure::Failed(_)) if attempts < 3 => self.processes.end_one(&name, Signal::KILL),
+            let process = self.spawn(&name, line)?;
+            self.set(&format!("{name}-pid"), process.id());
+            self.processes.add(&name, process);
+            match self.until(&name, |demo| Ok(demo.processes.line_with(&name, awaited))) {
+                Err(Failure::Failed(_)) if attempts.next().is_some() => {
+                    self.processes.end_one(&name, Signal::KILL);
+                }
                 found => break found?,
-            };
+            }
         };
         // The link of a controller has a token, which its address has not.
-        let address = printed.split("/login#").next().unwrap_or_default();
-        self.values
-            .entry(format!("{{{name}}}"))
-            .or_insert(address.to_owned());
+        let address = printed.split("/login#").next().unwrap_or_default().to_owned();
+        self.values.entry(format!("{{{name}}}")).or_insert(address);
         self.set(&format!("{name}-line"), printed);
         Ok(String::new())
     }
 
-    /// Runs a command, which must end with this exit code. Returns its output; its errors for the exit code 1.
-    fn run(&mut self, line: &str, code: i32) -> Result<String, Failure> {
-        let mut command = self.processes.spawn("command", &self.words(line))?;
-        let status = self.until("the command ends", |_| Ok(command.try_wait()?))?;
-        let errors = self.processes.read("command.log");
-        match status.code() {
-            Some(1) if code == 1 => Ok(errors),
-            ended if ended == Some(code) => Ok(self.processes.read("command.out")),
-            _ => Err(Failure::new(format!("{line}: {errors}"))),
-        }
-    }
-
-    /// The output of a command. `None` if it fails, for example because the leader has just changed.
-    fn attempt(&mut self, line: &str) -> Result<Option<String>, Failure> {
-        match self.run(line, 0) {
-            Err(Failure::Failed(error)) => {
-                self.last_error = error;
-                Ok(None)
-            }
-            output => output.map(Some),
-        }
+    /// Runs a command. Returns its output, or its errors for the exit code 1; `None` if it ends with another exit code,
+    /// for example because the leader has just changed.
+    fn run(&mut self, line: &str, code: i32) -> Result<Option<String>, Failure> {
+        let mut command = self.spawn("command", line)?;
+        let ended = self.until("the command ends", |_| Ok(command.try_wait()?))?;
+        let output = if code == 1 { "command.log" } else { "command.out" };
+        Ok((ended.code() == Some(code)).then(|| self.processes.read(output)))
     }
 
     /// Calls `look` until it returns something. Fails after the time limit, after a signal, or if a process
@@ -339,26 +304,12 @@ impl Demo {
             None => self.processes.check().map(|()| None),
             seen => Ok(seen),
         })?;
-        let error = &self.last_error;
-        seen.ok_or_else(|| {
-            let seconds = LIMIT.as_secs();
-            Failure::new(format!(
-                "not seen in {seconds} s: {what}; the last error: {error}"
-            ))
-        })
+        let what = format!("not seen in {} s: {what}; the last error", LIMIT.as_secs());
+        seen.ok_or_else(|| self.failed(&what))
     }
-}
 
-/// A loopback address with a free port, which stays that of this demo as long as the socket is open: it is
-/// bound, and does not listen. Servers can listen there, because they set `SO_REUSEADDR`.
-fn free_address() -> Result<(SocketAddrV4, OwnedFd), Failure> {
-    let socket = socket_with(
-        AddressFamily::INET,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
-    Ok((SocketAddrV4::try_from(getsockname(&socket)?)?, socket))
+    /// The failure of the last command.
+    fn failed(&self, what: &str) -> Failure {
+        Failure::new(format!("{what}: {}", self.processes.read("command.log")))
+    }
 }

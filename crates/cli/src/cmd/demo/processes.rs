@@ -8,17 +8,13 @@
 //! ```
 
 use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::{fs::DirBuilderExt, process::CommandExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use ssntp_daemon::{Failure, note, printable};
 use uuid::Uuid;
-
-use crate::failure::Failure;
-use crate::output::{note, printable};
-use crate::service_manager;
 
 /// Waits for the end of the demo, ends the remaining processes, and removes the directory `$1`. Workloads
 /// outlive agents on purpose, so they and their supervisors are found by the name of the directory. If
@@ -32,6 +28,9 @@ for i in $(seq 200); do
   sleep 0.1
 done
 rm -rf "$1"; exit $code"#;
+
+/// The trace of which all commands are a part.
+const TRACE: &str = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01";
 
 /// The processes of a demo, in the order in which they were started. The output of each is in the
 /// directory: NAME.out and NAME.log. If this is dropped, the caretaker kills them.
@@ -52,18 +51,16 @@ impl Processes {
         let made = DirBuilder::new().mode(0o700).create(&directory);
         made.map_err(|e| Failure::at(&directory, e))?;
         let mut caretaker = Command::new("sh");
-        caretaker
-            .args(["-c", CARETAKER, "caretaker", &name])
-            .current_dir(parent);
+        caretaker.args(["-c", CARETAKER, "caretaker", &name]);
         // In a new process group, so that Ctrl-C does not end it.
-        caretaker.process_group(0).stdin(Stdio::piped());
+        caretaker.current_dir(parent).process_group(0);
+        caretaker.stdin(Stdio::piped());
         let caretaker = caretaker.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        let running = Vec::new();
         Ok(Self {
             directory,
             name,
             caretaker,
-            running,
+            running: Vec::new(),
         })
     }
 
@@ -81,57 +78,40 @@ impl Processes {
     pub(super) fn line_with(&self, name: &str, text: &str) -> Option<String> {
         let printed = [".out", ".log"].map(|end| self.read(&format!("{name}{end}")));
         let mut lines = printed.iter().flat_map(|all| all.split_inclusive('\n'));
-        let rest = lines
-            .find_map(|line| line.strip_suffix('\n')?.split_once(text))?
-            .1;
+        let rest = lines.find_map(|line| Some(line.strip_suffix('\n')?.split_once(text)?.1))?;
         rest.split(',').next().map(str::to_owned)
     }
 
-    /// Starts a program that runs until [`end`](Self::end). Returns its PID.
-    pub(super) fn start(&mut self, name: &str, words: &[String]) -> Result<u32, Failure> {
-        let child = self.spawn(name, words)?;
-        let pid = child.id();
-        self.running.push((name.to_owned(), child));
-        Ok(pid)
+    /// Keeps a process that runs until [`end`](Self::end).
+    pub(super) fn add(&mut self, name: &str, process: Child) {
+        self.running.push((name.to_owned(), process));
     }
 
     /// Starts a program in a new process group, because Ctrl-C is for the demo. Its output goes to files,
     /// because a pipe that is not read would block it.
-    pub(super) fn spawn(&self, name: &str, words: &[String]) -> Result<Child, Failure> {
+    pub(super) fn spawn(&self, name: &str, words: Vec<String>) -> Result<Child, Failure> {
         let mut command = Command::new(&words[0]);
-        // The demo's cluster has none of the user's settings.
-        let is_setting = |name: &std::ffi::OsString| name.as_encoded_bytes().starts_with(b"SSNTP_");
-        for name in std::env::vars_os().map(|(name, _)| name).filter(is_setting) {
-            command.env_remove(name);
-        }
-        service_manager::hide_from(&mut command);
-        command
-            .args(&words[1..])
-            .current_dir(&self.directory)
-            .process_group(0)
-            .stdin(Stdio::null());
-        command
-            .env("DEMO", &self.name)
-            .env("TRACEPARENT", super::TRACE)
-            .env_remove("RUST_LOG");
+        command.args(&words[1..]).current_dir(&self.directory);
+        command.process_group(0).stdin(Stdio::null());
+        // The demo's cluster has none of the user's settings and contexts, and no service manager.
+        let path = std::env::var_os("PATH").map(|path| ("PATH", path));
+        command.env_clear().envs(path).env("DEMO", &self.name);
+        command.env("XDG_CONFIG_HOME", &self.directory);
+        command.env("TRACEPARENT", TRACE);
         command.stdout(File::create(self.path(&format!("{name}.out")))?);
         command.stderr(File::create(self.path(&format!("{name}.log")))?);
-        command
-            .spawn()
-            .map_err(|e| Failure::new(format!("cannot start the {name}: {e}")))
+        let started = command.spawn();
+        started.map_err(|e| Failure::new(format!("cannot start the {name}: {e}")))
     }
 
     /// Fails if a process has ended by itself.
     pub(super) fn check(&mut self) -> Result<(), Failure> {
-        let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
-        match self
-            .running
-            .iter_mut()
-            .find_map(|(name, child)| ended(child).then_some(name))
-        {
-            Some(name) => Err(Failure::new(format!("the {name} has ended"))),
-            None => Ok(()),
+        for (name, child) in &mut self.running {
+            if !matches!(child.try_wait(), Ok(None)) {
+                return Err(Failure::new(format!("the {name} has ended")));
+            }
         }
+        Ok(())
     }
 
     /// Ends a process by a signal, if it runs.
@@ -159,17 +139,16 @@ impl Processes {
     pub(super) fn print_logs(&self) {
         for (name, _) in &self.running {
             let text = self.read(&format!("{name}.log"));
-            let lines: Vec<_> = text.lines().collect();
-            for line in &lines[lines.len().saturating_sub(5)..] {
-                note(format_args!("{name}: {}", printable(line)));
-            }
+            let before = text.lines().count().saturating_sub(5);
+            let last = text.lines().skip(before).map(printable);
+            last.for_each(|line| note(format_args!("{name}: {line}")));
         }
     }
 }
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        drop(self.caretaker.stdin.take());
-        let _ = self.caretaker.wait();
+        // The error is that of an earlier failure.
+        let _ = self.end();
     }
 }

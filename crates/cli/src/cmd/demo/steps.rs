@@ -3,13 +3,17 @@
 
 use rustix::process::Signal;
 
-/// A step: the sentence that is printed once its results are seen (nothing is printed if it is empty); the
-/// command; what it does; and what the output of a second command shows in the end.
-pub(super) type Step = (&'static str, &'static str, Act, Option<Seen>);
-/// A command, a text in its output, and the number of times that the output has this text. If it is the command of
-/// the step itself, its last output is printed.
-type Seen = (&'static str, &'static str, &'static str);
+/// The files that commands read: the cluster's configuration, and the settings of agents. Other users may have no access
+/// to the directory, so instances run as the agent's user.
+pub(super) const FILES: &[(&str, &str)] = &[
+    ("configuration.yaml", "configure: {launcher: {compute_net: [127.0.0.0/8], mgmt_net: [127.0.0.0/8]}}"),
+    ("agent.yaml", "{mem: 4096, interval: 1, grace: 2, confinement: rlimits, users: agent}"),
+];
 
+/// A step: the sentence that is printed once its results are seen (nothing is printed if it is empty); the
+/// command; what it does; and what is seen in the end: a second command, a text in its output, and the number of times that the
+/// output has this text. Without a second command, the step's own command is repeated, and its last output is printed.
+pub(super) type Step = (&'static str, &'static str, Act, Option<(&'static str, &'static str, &'static str)>);
 /// What the demo expects of the command of a step.
 pub(super) enum Act {
     /// It ends with this exit code.
@@ -27,25 +31,23 @@ use Act::{Ends, Repeated, Starts, Stops, Tried};
 const DONE: Act = Ends(0);
 
 /// Scripts of workloads, by the names that stand for them in the tables.
-#[rustfmt::skip] // A table.
 pub(super) const SCRIPTS: &[(&str, &str)] = &[
     // Writes a line to the log, and then works a little at intervals until it is stopped.
     ("work", "echo hello from process $$; while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done"),
     ("fails-once", "test -e ran && echo again && exec sleep 1000; touch ran; exit 3"),
     ("ends", "sleep 0.3; exit 3"),
     // The directory and the program may have any characters in their names.
-    ("run-in", r#"cd "$0" && exec "$1" $2"#),
-    ("as-cnci", "cnci --connect {scheduler} --ca ca.pem --cert cnci.pem --uuid {cnci} --tenant {tenant} --ip 10.0.0.33 --state cnci"),
+    ("as-cnci", "cd \"$0\" && exec \"$1\" cnci --connect {scheduler} --ca ca.pem --cert cnci.pem --uuid {cnci} --tenant {tenant} --ip 10.0.0.33 --state cnci"),
     // Takes the network agent out of service, or puts it back.
     ("toggle", "kill -USR1 {network-agent-pid}"),
     // The concentrator may not know the node yet.
     ("try", "{ping} -c 1 -W 2 $0 || exit 3"),
-    // Prints the command for ping. Fails if something that networks of tenants need is missing: instances find
-    // programs in the PATH of their agent, and a concentrator needs this program.
+    // Prints the command for ping. Fails if something that networks of tenants need is missing: instances find programs
+    // in the PATH of their agent, and a concentrator needs this program.
     ("trial", "[ \"${0##*/}\" = ssntp ] && [ $(id -u) = 0 ] && command -v nsenter >/dev/null && unshare --net sh -c '\
     ip link add u0 type bridge && ip link add x0 type vxlan id 1 dstport 4789 && nft add table bridge trial' && \
-    if command -v ping >/dev/null; then echo pinged by ping; else busybox ping -c 1 -W 1 127.0.0.1 >/dev/null; \
-    [ $? = 127 ] && exit 1; echo pinged by busybox ping; fi"),
+    if command -v ping >/dev/null; then echo pinged by ping; else busybox ping -c 1 127.0.0.1 >/dev/null && \
+    echo pinged by busybox ping; fi"),
     // Prints the hops of the first START that an agent has received.
     ("trace", r#"sed -n '/CNAgent.*"operand":"START"/{s/.*"nodes":\[{//;s/}\].*//;s/},{/\n/g;s/"//g;p;q}' events.out |
     sed 's/received_at:\(.*\),role:\(.*\),sent_at:\(.*\),uuid.*/\2 received it: \1, sent it: \3/;s/ received it: ,//;s/, sent it: $//' | grep ."#),
@@ -59,9 +61,8 @@ pub(super) const SCRIPTS: &[(&str, &str)] = &[
 ];
 
 /// The values that are new UUIDs. What is printed has these names in place of the UUIDs.
-pub(super) const UUIDS: &str = "tenant cnci tenants blue red web database batch fragile job before after ping-own \
-    ping-other ping-public scheduler-1 scheduler-2 scheduler-3 scheduler-4 scheduler-5 scheduler-6 scheduler-7 \
-    scheduler-8 scheduler-9";
+pub(super) const UUIDS: &str = "tenant cnci tenants blue red web database batch fragile job before after own other public \
+    scheduler-1 scheduler-2 scheduler-3 scheduler-4 scheduler-5 scheduler-6 scheduler-7 scheduler-8 scheduler-9";
 /// The values that are taken from the output of any step: the name, the text before the value, and the character after
 /// it. The token is for the node that joins next.
 pub(super) const TAKEN: &[(&str, &str, char)] = &[
@@ -69,61 +70,41 @@ pub(super) const TAKEN: &[(&str, &str, char)] = &[
     ("leader", "leader ", ','),
     ("ping", "pinged by ", '\n'),
 ];
-/// What the words of a command stand for, in this order.
-#[rustfmt::skip] // A table.
-pub(super) const FLAGS: &[(&str, &str)] = &[
-    ("ssntp ctl ", "ssntp ctl --connect {scheduler} --cert ctl.pem "),
-    ("ssntp token ", "ssntp token --connect {scheduler} --cert ctl.pem "),
-    // Other users may have no access to the directory, so instances run as the agent's user.
-    (" agent --", " agent --mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent --"),
-    ("--cert ", "--ca ca.pem --cert "),
-    ("ssntp ", "{program} "),
-];
+/// Lets all commands find the scheduler.
+const CONTEXT: &str = "ssntp context add demo --use --connect {scheduler} --ca ca.pem --cert operator.pem";
 
-// A new session ends an older session with its UUID, so each controller has a certificate of its own. The Unix
-// socket of the scheduler is for nodes in another network namespace.
-/// The scheduler and the controller of a whole cluster.
-#[rustfmt::skip] // A table: the text, the command, what it does, the expected results.
+/// The scheduler and the controller of a whole cluster. The Unix socket is for nodes in another network namespace.
 pub(super) const BEGIN: &[Step] = &[
-    ("", "ssntp cert ca --dir .", DONE, None),
-    ("", "ssntp cert issue --dir . --role scheduler --bound", DONE, None),
-    ("", "ssntp cert issuer --dir .", DONE, None),
-    ("", "ssntp cert issue --dir . --role controller --bound", DONE, None),
-    ("", "ssntp cert issue --dir . --role controller --bound --name ctl", DONE, None),
-    ("", "ssntp cert issue --dir . --role controller --bound --name daemon", DONE, None),
-    ("", "ssntp cert issue --dir . --role controller --bound --name events", DONE, None),
+    ("", "ssntp cluster init --dir .", DONE, None),
     ("", "ssntp cert issue --dir . --role cnciagent --uuid {cnci} --name cnci", DONE, None),
     ("a scheduler listens at {scheduler} (process {scheduler-pid})",
-        "ssntp scheduler --listen 127.0.0.1:0 unix:scheduler.sock --cert scheduler.pem --config cluster.yaml \
-         --issuer issuer.pem --state state",
-        Starts("scheduler", "listening at "), None),
+        "ssntp scheduler --listen 127.0.0.1:0 unix:scheduler.sock --ca ca.pem --cert scheduler.pem --config cluster.yaml \
+         --issuer issuer.pem --state state", Starts("scheduler", "listening at "), None),
+    ("", CONTEXT, DONE, None),
     ("a controller shows the cluster at {controller-line} (process {controller-pid})",
-        "ssntp controller --connect {scheduler} --cert daemon.pem --store controller --http 127.0.0.1:0",
-        Starts("controller", "within a day, at "), None),
-    ("", "ssntp --connect {scheduler} --cert events.pem --json ctl events", Starts("events", "connected"), None),
+        "ssntp controller --store controller --http 127.0.0.1:0", Starts("controller", "within a day, at "), None),
+    ("", "ssntp --json ctl events", Starts("events", "connected"), None),
 ];
 
 /// An agent.
-#[rustfmt::skip]
 pub(super) const AGENT: &[Step] = &[
+    ("", CONTEXT, DONE, None),
     ("", "ssntp token add --uuid {agent-{n}} --role agent", Repeated, None),
-    ("", "ssntp agent --connect {scheduler} --join {token} --state agent-{n}",
-        Starts("agent-{n}", "agent "), None),
+    ("", "ssntp agent --connect {scheduler} --join {token} --state agent-{n} --config-file agent.yaml", Starts("agent-{n}", "agent "), None),
 ];
 
 /// A whole cluster.
-#[rustfmt::skip]
 pub(super) const CLUSTER: &[Step] = &[
     ("", "ssntp token add --role netagent", DONE, None),
     ("{agents} agents and a network agent have joined with tokens (processes {agent-pids}, {network-agent-pid})",
-        "ssntp agent --role netagent --join {token} --state network-agent",
+        "ssntp agent --role netagent --join {token} --state network-agent --config-file agent.yaml",
         Starts("network-agent", "agent "), Some(("ssntp ctl --json nodes --state READY", "\"uuid\"", "{nodes}"))),
     ("the cluster has a configuration", "ssntp ctl configure configuration.yaml", DONE, None),
     ("workload web runs", "ssntp ctl start --name web --uuid {web} --node {agent-1} --persistent -- sh -c {work}", DONE, None),
     ("workload database runs", "ssntp ctl start --name database --uuid {database} --persistent -- sh -c {work}", DONE, None),
     ("workload batch runs", "ssntp ctl start --name batch --uuid {batch} --persistent -- sh -c {work}", DONE, None),
     ("a concentrator runs on the network node and has connected",
-        "ssntp ctl start --name CNCI --network-node --tenant {tenant} --uuid {cnci} -- sh -c {run-in} {directory} {program} {as-cnci}", DONE,
+        "ssntp ctl start --name CNCI --network-node --tenant {tenant} --uuid {cnci} -- sh -c {as-cnci} {directory} {program}", DONE,
         Some(("ssntp ctl --json cncis", "\"since\":\"", "1"))),
     // RFC 5737 reserves this address for documentation.
     ("the concentrator has assigned 198.51.100.20 to web",
@@ -149,12 +130,10 @@ pub(super) const CLUSTER: &[Step] = &[
     ("the way of a START, hop by hop:", "sh -c {trace}", Repeated, None),
     ("", "sh -c {trial} {program}", Tried, None),
 ];
-pub(super) const NO_NETWORKS: &str = "networks of tenants are not shown: they need root, ip, nft, nsenter and ping, and \
-    a kernel with VXLAN";
+pub(super) const NO_NETWORKS: &str = "networks of tenants are not shown: they need root, ip, nft, nsenter, ping and VXLAN";
 
 /// Two networks of tenants with the same subnet, on a node in a network namespace of its own, so that the networks of
 /// this host do not change. The namespace ends with the node's processes.
-#[rustfmt::skip]
 pub(super) const NETWORKS: &[Step] = &[
     ("", "ssntp cert issue --dir . --role agent,netagent --uuid {tenants} --name tenants", DONE, None),
     ("", "ssntp cert issue --dir . --role cnciagent --uuid {blue} --name {blue}", DONE, None),
@@ -163,18 +142,18 @@ pub(super) const NETWORKS: &[Step] = &[
     ("", "sh -c {toggle}", DONE, Some(("ssntp ctl --json nodes --state OFFLINE", "network_node", "1"))),
     ("a node with networks of tenants is READY (process {tenants-pid})",
         "unshare --net sh -c {underlay} {program} agent --connect unix:scheduler.sock --cert tenants.pem --state tenants \
-         --network tenants --underlay u0 --concentrator-certs .",
+         --network tenants --underlay u0 --concentrator-certs . --config-file agent.yaml",
         Starts("tenants", "agent "), Some(("ssntp ctl --json nodes --state READY", "{tenants}", "1"))),
     ("tenant blue has a network", "ssntp ctl tenant add blue --subnet 172.16.0.0/24 --concentrator 10.99.0.33/24 --uuid {blue}", DONE, None),
     ("tenant red has a network", "ssntp ctl tenant add red --subnet 172.16.0.0/24 --concentrator 10.99.0.34/24 --uuid {red}", DONE, None),
     ("", "ssntp ctl start --tenant blue --name blue-1 --ip 172.16.0.5 --node {tenants} -- sleep 1000", DONE, None),
     ("", "ssntp ctl start --tenant red --name red-1 --ip 172.16.0.6 --node {tenants} -- sleep 1000", DONE, None),
-    ("", "ssntp ctl start --tenant blue --name ping-own --uuid {ping-own} --node {tenants} -- sh -c {reach} 172.16.0.5", DONE, None),
+    ("", "ssntp ctl start --tenant blue --name ping-own --uuid {own} --node {tenants} -- sh -c {reach} 172.16.0.5", DONE, None),
     ("an instance of blue reaches another instance of blue", "ssntp ctl wait ping-own", DONE, None),
-    ("", "ssntp ctl start --tenant blue --name ping-other --uuid {ping-other} --node {tenants} -- sh -c {try} 172.16.0.6", DONE, None),
+    ("", "ssntp ctl start --tenant blue --name ping-other --uuid {other} --node {tenants} -- sh -c {try} 172.16.0.6", DONE, None),
     ("it does not reach red, which has the same subnet", "ssntp ctl wait ping-other", Ends(3), None),
     ("", "ssntp ctl assign-ip --tenant blue blue-1 10.99.0.200", DONE, None),
-    ("", "ssntp ctl start --tenant red --name ping-public --uuid {ping-public} --node {tenants} -- sh -c {reach} 10.99.0.200", DONE, None),
+    ("", "ssntp ctl start --tenant red --name ping-public --uuid {public} --node {tenants} -- sh -c {reach} 10.99.0.200", DONE, None),
     ("an instance of red reaches the public address of blue", "ssntp ctl wait ping-public", DONE, None),
     ("", "ssntp ctl delete blue-1 red-1 ping-own ping-other ping-public", DONE, None),
     ("", "ssntp ctl tenant delete blue", DONE, None),
@@ -184,7 +163,6 @@ pub(super) const NETWORKS: &[Step] = &[
 
 /// The deletion of all instances, including those that a user has started. The controller would start the workloads
 /// of a user again, a user may have released the address, and a concentrator is not among all instances.
-#[rustfmt::skip]
 pub(super) const END: &[Step] = &[
     ("", "controller", Stops(Signal::TERM), None),
     ("198.51.100.20 was released", "ssntp ctl release-ip web 198.51.100.20 --cnci {cnci} --tenant {tenant}", Tried, None),
@@ -193,67 +171,50 @@ pub(super) const END: &[Step] = &[
 ];
 
 /// Several schedulers share this etcd.
-#[rustfmt::skip]
 pub(super) const ETCD: &[Step] = &[
-    ("", "ssntp cert ca --dir .", DONE, None),
+    ("", "ssntp cluster init --dir .", DONE, None),
     ("an etcd answers at {etcd} (process {etcd-pid})",
         "etcd --name demo --data-dir etcd --listen-client-urls http://{etcd} --advertise-client-urls http://{etcd} \
          --listen-peer-urls http://127.0.0.1:0 --initial-advertise-peer-urls http://127.0.0.1:0 \
          --initial-cluster demo=http://127.0.0.1:0", Starts("etcd", "ready to serve client requests"), None),
-    ("", "ssntp cert issue --dir . --role controller --bound --name ctl", DONE, None),
 ];
 
 /// One of several schedulers.
-#[rustfmt::skip]
 pub(super) const SCHEDULER: &[Step] = &[
     ("", "ssntp cert issue --dir . --role scheduler --uuid {scheduler-{n}} --name scheduler-{n}", DONE, None),
     ("", "ssntp cert issuer --dir . --name issuer-{n}", DONE, None),
     ("scheduler-{n} listens at {scheduler-{n}-line} (process {scheduler-{n}-pid})",
-        "ssntp scheduler --listen 127.0.0.1:0 --cert scheduler-{n}.pem --config cluster-{n}.yaml --join etcd://{etcd} \
-         --cluster demo --issuer issuer-{n}.pem", Starts("scheduler-{n}", "listening at "), None),
+        "ssntp scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler-{n}.pem --config cluster-{n}.yaml \
+         --join etcd://{etcd} --cluster demo --issuer issuer-{n}.pem", Starts("scheduler-{n}", "listening at "), None),
 ];
 
-const READY: &str = "ssntp ctl nodes --state READY";
-const INSTANCES: &str = "ssntp ctl instances";
 /// The loss of the scheduler that leads. A START that is on its way to a leader that dies is lost; with the same UUID,
 /// the repeated one starts nothing twice.
-#[rustfmt::skip]
 pub(super) const SEVERAL: &[Step] = &[
-    ("{agents} agents have joined with tokens, and are connected to different schedulers", READY, Repeated, Some((READY, "READY", "{agents}"))),
+    ("{agents} agents have joined with tokens, and are connected to different schedulers", "ssntp ctl nodes --state READY", Repeated, Some(("", "READY", "{agents}"))),
     ("workload before runs", "ssntp ctl --timeout 10 start --uuid {before} --name before --mem 8 --persistent -- sleep 1000",
         Repeated, None),
-    ("{leader} leads:", "sh -c {leads} none {program} ctl --timeout 5 --connect {scheduler} --cert ctl.pem servers", Repeated, None),
+    ("{leader} leads:", "sh -c {leads} none {program} ctl --timeout 5 servers", Repeated, None),
     ("{leader} was killed with SIGKILL", "{leader}", Stops(Signal::KILL), None),
     ("workload after runs", "ssntp ctl --timeout 10 start --uuid {after} --name after --mem 8 --persistent -- sleep 1000",
         Repeated, None),
     // The server that is asked may not know of the change yet.
-    ("{leader} leads:", "sh -c {leads} {{leader}} {program} ctl --timeout 5 --connect {scheduler} --cert ctl.pem servers",
-        Repeated, None),
-    ("", READY, Repeated, Some((READY, "READY", "{agents}"))),
-    ("all agents are back, and 2 instances run, each once", INSTANCES, Repeated, Some((INSTANCES, "active", "2"))),
+    ("{leader} leads:", "sh -c {leads} {{leader}} {program} ctl --timeout 5 servers", Repeated, None),
+    ("", "ssntp ctl nodes --state READY", Repeated, Some(("", "READY", "{agents}"))),
+    ("all agents are back, and 2 instances run, each once", "ssntp ctl instances", Repeated, Some(("", "active", "2"))),
     ("all instances were deleted", "ssntp ctl delete --all", Repeated, None),
 ];
 
-pub(super) const CONFIGURATION: &str = "configure:
-  launcher:
-    compute_net: [127.0.0.0/8]
-    mgmt_net: [127.0.0.0/8]
-";
 /// The text for `--hold`, with a token for the controller.
-#[rustfmt::skip]
 pub(super) const HOLD: &[Step] = &[("the cluster runs until Ctrl-C; in another terminal, try:
 export SSNTP_CONNECT={scheduler}
-export SSNTP_CA='{directory}ca.pem' SSNTP_CERT='{directory}controller.pem'
+export SSNTP_CA='{directory}ca.pem' SSNTP_CERT='{directory}operator.pem'
 export SSNTP_HTTP={controller} SSNTP_TOKEN_FILE='{directory}token'
 {program} ctl nodes
 {program} ctl instances --watch
-{program} ctl describe job
 {program} ctl start --count 3 --persistent -- sleep 1000
 {program} ctl logs -f web
 {program} ctl stop web
-{program} ctl restart web
 {program} ctl evacuate {agent-1}
-{program} ctl restore {agent-1}
-{program} ctl cncis
 {program} ctl get
 {program} ctl events --json", "sh -c {make-token} {program}", DONE, None)];

@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use crossbeam_channel::select;
 use ssntp::transport::Address;
+use ssntp_daemon::{
+    ConfigFile, Daemon, Failure, FilesRead, Output, Problems, Seconds, Settings, Stop, on, print_apart,
+    printable, to_dial,
+};
 use ssntp_opflex::PolicyElement;
 use ssntp_opflex::message::Proxies;
 use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri, is_mac};
@@ -13,18 +17,8 @@ use ssntp_opflex::policy_element::{ElementEvent, ElementSettings, Health, Object
 use ssntp_opflex::run::{CallError, ElementConfig, ElementHandle, Reference};
 
 use super::flags::{InspectorArgs, ServeArgs, TimerArgs};
-use super::load_objects;
-use super::printing::{print_properties, print_with_note};
 use super::tls::ClientTls;
-use crate::connection::to_dial;
-use crate::credentials::FilesRead;
-use crate::daemon::{Daemon, on};
-use crate::failure::Failure;
-use crate::output::{Output, print_apart, printable};
-use crate::seconds::Seconds;
-use crate::settings::{ConfigFile, Problems};
-use crate::signals::Stop;
-use crate::watched::Watched;
+use super::{load_objects, print_properties, print_with_note};
 
 /// Resolve policy, declare endpoints and report state
 ///
@@ -235,7 +229,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut daemon = if stays {
         // No settings: a reload reads only the TLS files, since no other flag of an element can
         // change while it runs.
-        Daemon::install(crate::settings::Settings::default())?
+        Daemon::install(Settings::default())?
     } else {
         Daemon::install_for_trying()?
     };
@@ -308,10 +302,13 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 /// Prints an event, and flushes it, because a reader at the other end of a pipe waits for it.
 fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::lock();
-    if as_json {
-        output.json(serde_json::to_value(event)?)?
-    } else {
-        print(&mut output, event)?
+    match event {
+        _ if as_json => output.json(serde_json::to_value(event)?)?,
+        ElementEvent::Changed { what, objects } => {
+            let mut changes = objects.iter();
+            changes.try_for_each(|change| print_change(&mut output, *what, change))?;
+        }
+        event => text(event).map_or(Ok(()), |text| output.line(printable(&text)))?,
     }
     output.flush()
 }
@@ -359,22 +356,28 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
 
 /// Prints the requested objects; with `follow`, also the policies that they refer to.
 fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool) -> Result<(), Failure> {
-    let mut output = Output::lock();
-    let (mut missing, mut shown) = (Vec::new(), HashSet::new());
+    let (mut objects, mut missing) = (Vec::new(), Vec::new());
     for one in wanted {
-        let objects = element.found(one.store, one.subject.clone(), &one.target);
-        let objects = objects.map_err(Failure::new)?;
-        if objects.is_empty() {
+        let found = element.found(one.store, one.subject.clone(), &one.target);
+        let found = found.map_err(Failure::new)?;
+        if found.is_empty() {
             missing.push(one.target.to_string());
         }
-        for object in objects {
-            print_once(&mut output, object, &mut shown, as_json)?;
-        }
+        objects.extend(found);
     }
     if follow {
         let all = element.with(|core, _| core.policy().to_objects());
-        for object in all.map_err(Failure::new)? {
-            print_once(&mut output, object, &mut shown, as_json)?;
+        objects.extend(all.map_err(Failure::new)?);
+    }
+    let (mut output, mut shown) = (Output::lock(), HashSet::new());
+    for object in objects {
+        if !shown.insert(object.uri.clone()) {
+            continue;
+        }
+        if as_json {
+            output.json(serde_json::to_string(&object)?)?;
+        } else {
+            print_with_note(&mut output, &object, "")?;
         }
     }
     output.flush()?;
@@ -382,22 +385,6 @@ fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool)
         return Ok(());
     }
     Err(Failure::new(format!("there is no {}", missing.join(", "))))
-}
-
-fn print_once(
-    output: &mut Output,
-    object: ManagedObject,
-    shown: &mut HashSet<Uri>,
-    as_json: bool,
-) -> Result<(), Failure> {
-    if !shown.insert(object.uri.clone()) {
-        return Ok(());
-    }
-    if as_json {
-        output.json(serde_json::to_string(&object)?)
-    } else {
-        print_with_note(output, &object, "")
-    }
 }
 
 /// Reads objects of a file, and checks them, so that an error names the file.
@@ -417,13 +404,9 @@ type SentObjects = [Option<Vec<ManagedObject>>; 2];
 impl SentArgs {
     /// Reads those files that `takes` allows, and notes their state to watch them.
     fn read(&self, takes: impl Fn(&Path) -> bool) -> Result<(SentObjects, FilesRead), Failure> {
-        let files = [&self.declare, &self.report].map(|path| path.as_deref().filter(|path| takes(path)));
-        let paths = files.iter().flatten().map(|path| (*path).to_owned());
-        let read = FilesRead {
-            watched: Watched::of(paths.collect()),
-            ..FilesRead::default()
-        };
-        let [endpoints, reports] = files.map(load);
+        let files = [&self.declare, &self.report].map(|path| path.as_ref().filter(|path| takes(path)));
+        let read = FilesRead::of(files.into_iter().flatten());
+        let [endpoints, reports] = files.map(|path| load(path.map(PathBuf::as_path)));
         Ok(([endpoints?, reports?], read))
     }
 }
@@ -483,16 +466,6 @@ fn subtrees(mut objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
         }
     }
     trees
-}
-
-/// Prints an event for people.
-fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
-    if let ElementEvent::Changed { what, objects } = event {
-        return objects
-            .iter()
-            .try_for_each(|change| print_change(output, *what, change));
-    }
-    text(event).map_or(Ok(()), |text| output.line(printable(&text)))
 }
 
 /// An event in one line; `None` for an event that is only for programs.

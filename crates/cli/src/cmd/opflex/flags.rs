@@ -3,11 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ssntp_daemon::{Failure, Seconds};
 use ssntp_opflex::peer::KeepaliveSettings;
 use ssntp_opflex::run::{Control, LocalSocket};
-
-use crate::failure::Failure;
-use crate::seconds::Seconds;
 
 // The server, and the form of the output. A doc comment would become the help of subcommands.
 #[derive(Debug, clap::Args)]

@@ -4,11 +4,11 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use ssntp::transport::Address;
+use ssntp_daemon::Seconds;
 use ssntp_opflex::message::{Peer, Proxies, Role};
 use ssntp_opflex::server::{OnLeave, RollUp, ServerSettings};
 
 use super::flags::TimerArgs;
-use crate::seconds::Seconds;
 
 /// The server, as its identity answer has it.
 #[derive(Debug, clap::Args)]

@@ -10,13 +10,11 @@
 //! | `identity` | the flags for what a server tells elements |
 //! | `tls` | the flags for TLS |
 //! | `source` | policy files |
-//! | `printing` | objects as people read them |
 
 mod element;
 mod flags;
 mod identity;
 mod policy;
-mod printing;
 mod serve;
 mod show;
 mod source;
@@ -27,11 +25,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Subcommand;
+use ssntp_daemon::{Failure, Output, Problems, Settings, input, printable};
 use ssntp_opflex::model::{Format, ManagedObject, Schema};
-
-use crate::failure::Failure;
-use crate::input;
-use crate::settings::{Problems, Settings};
 
 /// Serve and use policy over OpFlex
 #[derive(Debug, Subcommand)]
@@ -94,4 +89,22 @@ fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
 
 fn load_model(path: &Path) -> Result<Arc<Schema>, Failure> {
     load(path, Schema::read).map(Arc::new)
+}
+
+/// The class and the URI with a note behind it, then a line for each property.
+pub(super) fn print_with_note(
+    output: &mut Output,
+    object: &ManagedObject,
+    note: &str,
+) -> Result<(), Failure> {
+    let line = format!("{} {} {note}", object.subject, object.uri);
+    output.line(printable(line.trim_end()))?;
+    print_properties(output, object)
+}
+
+pub(super) fn print_properties(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
+    object
+        .properties
+        .iter()
+        .try_for_each(|property| output.line(printable(&format!("  {} = {}", property.name, property.data))))
 }

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde_json::json;
+use ssntp_daemon::{Failure, print_either, print_text, printable_json};
 use ssntp_opflex::model::{Format, ManagedObject, Uri};
 use ssntp_opflex::run::{ControlError, Edited};
 
 use super::flags::ControlArgs;
 use super::load_objects;
-use crate::failure::Failure;
-use crate::output::{print_either, print_text, printable_json};
 
 /// Change or show the policy of a running server
 ///

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::value_parser;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use ssntp::transport::Address;
+use ssntp_daemon::{
+    ConfigFile, Daemon, Failure, Next, Presence, Problems, Settings, Watched, address, on, to_dial,
+};
 use ssntp_engine::{EngineError, Etcd};
 use ssntp_opflex::Server;
 use ssntp_opflex::model::Edit;
@@ -17,14 +20,8 @@ use super::load_model;
 use super::source::{POLL, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
-use crate::connection::to_dial;
-use crate::context::address;
-use crate::daemon::server::listening;
-use crate::daemon::{Daemon, Next, Presence, on};
 use crate::engine::{self, EngineArgs};
-use crate::failure::Failure;
-use crate::settings::{ConfigFile, Problems, Settings};
-use crate::watched::Watched;
+use crate::serving::listening;
 
 /// The number of checks of the policy files after which an engine that was away is asked again.
 const CHECKS_TO_RETRY: u32 = 30;

@@ -3,14 +3,13 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use ssntp_daemon::{Failure, Output, print_json_lines, printable};
 use ssntp_opflex::model::{ManagedObject, Uri};
+use ssntp_transport::{since_1970, wall_clock};
 
 use super::flags::ControlArgs;
-use super::printing::print_with_note;
+use super::print_with_note;
 use crate::cmd::table::{Columns, print_values};
-use crate::failure::Failure;
-use crate::output::{Output, print_json_lines, printable};
-use ssntp_transport::{since_1970, wall_clock};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ObjectArgs {

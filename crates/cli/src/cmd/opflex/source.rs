@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ssntp_daemon::{Failure, Watched, watched::FILES};
 use ssntp_opflex::model::{ManagedObject, Schema};
 
 use super::load;
-use crate::failure::Failure;
-use crate::watched::{FILES, Watched};
 
 /// The time between two checks of the files.
 pub(super) const POLL: Duration = Duration::from_secs(1);

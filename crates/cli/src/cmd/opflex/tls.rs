@@ -12,12 +12,8 @@
 use std::path::{Path, PathBuf};
 
 use ssntp::pki::{Identity, ServerCheck, Trust};
-use ssntp_transport::tls::{Acceptor, Connector};
-
-use crate::credentials::{CrlArgs, FilesRead, Lifetime};
-use crate::failure::Failure;
-use crate::input;
-use crate::watched::Watched;
+use ssntp_daemon::{CrlArgs, Failure, FilesRead, Lifetime, input};
+use ssntp_transport::{tls::Acceptor, tls::Connector};
 
 /// TLS of a server.
 #[derive(Clone, Debug, clap::Args)]
@@ -110,11 +106,7 @@ impl KeyArgs {
     /// All files, to be watched from now on.
     fn files(&self, cert: &Option<PathBuf>, ca: &Option<PathBuf>, lists: &ListArgs) -> FilesRead {
         let files = [cert, ca, &self.tls_key, &self.tls_passphrase_file];
-        let files = files.into_iter().flatten().chain(&lists.tls_crl);
-        FilesRead {
-            watched: Watched::of(files.cloned().collect()),
-            ..FilesRead::default()
-        }
+        FilesRead::of(files.into_iter().flatten().chain(&lists.tls_crl))
     }
 
     fn identity(&self, cert: &Path) -> Result<Identity, Failure> {

@@ -8,11 +8,7 @@ use std::path::{Path, PathBuf};
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::transport::Address;
-
-use crate::connection::absolute;
-use crate::context::{self, Context, Contexts};
-use crate::credentials::FilesRead;
-use crate::failure::Failure;
+use ssntp_daemon::{Context, Contexts, Failure, FilesRead, absolute, context};
 
 /// The name of the context.
 pub(super) const CONTEXT: &str = "dev";

@@ -14,12 +14,11 @@ use ssntp::Role;
 use ssntp::payload::Servers;
 use ssntp::proto::{Frame, Operands, Run};
 use ssntp::server::{ClusterHandler, Context, Handler, SessionInfo};
+use ssntp_daemon::{Failure, Output, note};
 use ssntp_engine::Membership;
 use ssntp_scheduler::add_members;
 
 use super::super::listen;
-use crate::failure::Failure;
-use crate::output::{Output, note};
 use crate::receipt::{self, Question, sessions};
 
 /// The maximum number of frames that wait to be printed. It bounds the memory of a server whose output is

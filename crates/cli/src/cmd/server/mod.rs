@@ -20,6 +20,10 @@ use ssntp::Role;
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
 use ssntp::server::{Federation, Filter, FilterAction, RuleError, Rules, Server, ServerConfig, SlowConsumer};
 use ssntp::transport::Address;
+use ssntp_daemon::{
+    Choices, ConfigFile, CredentialFiles, CrlArgs, Daemon, Failure, FilesRead, Given, Next, Presence,
+    Problems, Seconds, Settings, Watched, address, input, on, one_of, print_apart, server_stopped, to_dial,
+};
 use ssntp_engine::{Etcd, EtcdRenewal};
 
 use self::dev::Dev;
@@ -27,20 +31,9 @@ use self::forwarding::{Application, SHOWN};
 use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
-use crate::choice::{Choices, Given, one_of};
-use crate::connection::to_dial;
-use crate::context::address;
-use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
-use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, on, server_stopped};
 use crate::engine::{self, EngineArgs};
-use crate::failure::Failure;
-use crate::input;
-use crate::output::print_apart;
 use crate::receipt::{RECEIVERS, with_receipts};
-use crate::seconds::Seconds;
-use crate::settings::{ConfigFile, Problems, Settings};
-use crate::watched::Watched;
+use crate::serving::{Admission, check_configuration, listening, load_configuration, sessions};
 
 /// Run a server that checks roles, filters and routes
 ///

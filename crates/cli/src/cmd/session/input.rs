@@ -10,13 +10,12 @@ use crossbeam_channel::Receiver;
 use serde_json::Value;
 use ssntp::proto::{Frame, FrameKind, Operands};
 use ssntp::{Client, Request, RequestError};
+use ssntp_daemon::{Failure, input};
 use ssntp_transport::{elapsed, locked, now, threads};
 use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload, traced};
 use super::{FLUSH, write};
-use crate::failure::Failure;
-use crate::input;
 use crate::receipt::{self, Question};
 
 /// The longest line, in bytes: the longest payload as base64, or as text in which an escape

@@ -27,15 +27,14 @@ use crossbeam_channel::Receiver;
 use serde_json::{Value, json};
 use ssntp::client::{Backoff, Client, ClientError, ClientEvent};
 use ssntp::proto::Operands;
+use ssntp_daemon::{
+    Complaint, Connection, Failure, Renewal, Seconds, Stop, closed, connection, ended, print_json,
+    reader_is_gone,
+};
 
 use self::input::{Asked, Input};
 use crate::application::Applications;
-use crate::connection::{self, Complaint, Connection, Renewal, closed, ended};
-use crate::failure::Failure;
-use crate::output::{print_json, reader_is_gone};
 use crate::receipt::{self, with_receipts};
-use crate::seconds::Seconds;
-use crate::signals::Stop;
 
 /// Hold a session for a program, by lines of JSON on standard input and output
 ///

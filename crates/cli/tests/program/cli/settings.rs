@@ -133,6 +133,12 @@ fn every_error_of_a_file_is_reported_with_line_and_column() {
         error.starts_with(&format!("ssntp: {}; and 10 more", expected[0])),
         "{error}"
     );
+    let error = user.fails(&["server", "--json", "--config-file", "wrong.yaml"], 2);
+    let error = json(&error);
+    assert!(
+        error["error"].as_str().unwrap().starts_with(&*expected[0]),
+        "{error}"
+    );
     let lines = user.run(&["config", "check", "server", "wrong.yaml", "--json"]);
     let first = json(String::from_utf8(lines.stdout).unwrap().lines().next().unwrap());
     assert_eq!((&first["line"], &first["column"]), (&1.into(), &1.into()));

@@ -9,12 +9,9 @@ use ssntp::Role;
 use ssntp::payload::yaml;
 use ssntp::server::{AdmissionPolicy, ServerConfig, ServerHandle};
 use ssntp::transport::Address;
+use ssntp_daemon::{Failure, Given, input};
 use ssntp_payload::Configure;
 use uuid::Uuid;
-
-use crate::choice::Given;
-use crate::failure::Failure;
-use crate::input;
 
 /// The flags for the clients that a server admits.
 #[derive(Debug, clap::Args)]
