@@ -218,6 +218,7 @@ impl Agent {
             control,
             evacuations,
             reports: 0,
+            _end: EndNotice(client.uuid()),
         };
         let inner = ClientLoop::start("ssntp-agent", client, runner, outcomes);
         Ok(Self {
@@ -303,11 +304,22 @@ struct Runner {
     evacuations: Sender<NextState>,
     /// The number of STATS that were handed to the client, including those for which it had no room.
     reports: u64,
+    _end: EndNotice,
 }
 
 impl Drop for Runner {
     fn drop(&mut self) {
         self.control.log_end();
+    }
+}
+
+/// Logs the end of the agent when it is dropped. It is the last field of [`Runner`], so all workers
+/// have ended by then.
+struct EndNotice(Uuid);
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        info!("{}: the agent has ended", self.0);
     }
 }
 

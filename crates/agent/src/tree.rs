@@ -286,7 +286,7 @@ fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
 
 /// Opens a file in a directory in which an instance may write. It has to be a regular file and no link, because the
 /// instance could have made something else.
-pub(super) fn open_file(dir: impl AsFd, name: impl Arg, how: OFlags) -> io::Result<File> {
+pub(super) fn open_file(dir: impl AsFd, name: impl Arg + Copy, how: OFlags) -> io::Result<File> {
     // Opening a FIFO does not wait for its other end.
     let flags = how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
@@ -294,7 +294,8 @@ pub(super) fn open_file(dir: impl AsFd, name: impl Arg, how: OFlags) -> io::Resu
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        Err(io::Error::other("it is not a regular file"))
+        let name = name.to_string_lossy();
+        Err(io::Error::other(format!("{name} is not a regular file")))
     }
 }
 

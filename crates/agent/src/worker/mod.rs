@@ -35,6 +35,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -147,6 +148,7 @@ struct Queues {
     /// Each worker has a clone, so `Workers::ended` is disconnected when all have ended. `None` once
     /// the agent ends and no more workers are started.
     alive: Option<Sender<()>>,
+    threads: Vec<JoinHandle<()>>,
     stop: bool,
 }
 
@@ -265,10 +267,16 @@ impl Drop for Workers {
             }
         }
         self.shared.wakers.iter().for_each(Condvar::notify_all);
-        // Joining the threads would have no time limit.
+        // `join` has no time limit, so it is called only after the channel has shown that all threads
+        // have ended.
         if self.ended.recv_timeout(LAST_JOBS) == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
             // The thread waits for a file system that does not answer, and can't be woken.
             warn!("a worker has not ended within {LAST_JOBS:?}; the agent ends without it");
+            return;
+        }
+        let threads = std::mem::take(&mut locked(&self.shared.queues).threads);
+        for worker in threads {
+            let _ = worker.join();
         }
     }
 }
@@ -280,13 +288,14 @@ impl Pool {
             return Ok(());
         };
         let shared = Arc::clone(self);
-        threads::spawn(format!("ssntp-{}", crew.limits().0), move || {
+        let worker = threads::spawn(format!("ssntp-{}", crew.limits().0), move || {
+            let _alive: Sender<()> = alive;
             shared.work(crew);
-            // Whoever waits for the end of the threads may then use the state directory.
-            drop(shared);
-            drop(alive);
         })?;
         queues.crews[crew as usize].threads += 1;
+        // Threads start and end with the load, so the handles of ended threads would pile up.
+        queues.threads.retain(|worker| !worker.is_finished());
+        queues.threads.push(worker);
         Ok(())
     }
 

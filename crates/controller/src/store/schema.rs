@@ -16,8 +16,8 @@ use super::error::{Fault, StoreError};
 use super::shared::{Limits, size};
 use crate::model::{Event, Figures, Row, State, Write};
 
-/// The version of the schema, which the database holds as `user_version`.
-const VERSION: i64 = 1;
+/// The version of the schema, which the database holds as `user_version`. Those before were in no release.
+const VERSION: i64 = 5;
 /// The statements that make the tables of a new database. The pages of traces and of one kind of events ask for rare
 /// kinds again and again, so kinds have an index as well.
 const SCHEMA: &str = "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
@@ -62,8 +62,10 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
             row.get::<_, i64>(0)
         });
         // A file that this program created just before a crash has no tables, and is used.
-        if found < 0 || found == 0 && tables.map_err(failed)? > 0 {
-            let why = "another program made it".into();
+        if found != VERSION && (found != 0 || tables.map_err(failed)? > 0) {
+            let why = format!(
+                "it has the schema {found} of another program, or of a version that was not released"
+            );
             return Err(StoreError::failed(file, Fault::Foreign, why));
         }
     }

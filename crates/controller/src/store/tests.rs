@@ -258,7 +258,7 @@ fn a_database_of_a_later_version_is_named() {
             error,
             StoreError::Newer {
                 found: 99,
-                known: 1,
+                known: 5,
                 ..
             }
         ),
@@ -314,10 +314,14 @@ fn a_damaged_database_is_named_and_not_changed() {
 }
 
 #[test]
-fn a_file_of_another_program_is_not_changed() {
+fn a_file_of_another_program_or_of_an_unreleased_version_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(FILE);
-    for (statements, version) in [("CREATE TABLE other (x)", 0), ("", -5)] {
+    for (statements, version) in [
+        ("CREATE TABLE other (x)", 0),
+        ("", -5),
+        ("CREATE TABLE workloads (x)", 4),
+    ] {
         let connection = Connection::open(&file).unwrap();
         connection.execute_batch(statements).unwrap();
         connection.pragma_update(None, "user_version", version).unwrap();
