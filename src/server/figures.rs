@@ -21,10 +21,11 @@ use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
 use super::disconnect::DisconnectReason;
+use super::kinds::KindFigures;
 use super::links::{LinkFigures, PeerState};
 use super::sessions::{Session, SessionCounters, SessionInfo};
 use super::time::Moment;
-use crate::proto::{FrameKind, Item, Operands};
+use crate::proto::{Item, Operands};
 use ssntp_pki::Role;
 use ssntp_transport::dispatch::View;
 use ssntp_transport::{BudgetFigures, DispatcherFigures};
@@ -186,25 +187,6 @@ pub struct HandshakeFigures {
     /// by the word of [`JoinRefusal`](https://docs.rs/ssntp-pki): `proof`, `ended`, `used`, `roles`, `request`,
     /// `not_renewable`, `issuer`, `busy`, `unavailable`.
     pub enrolments: BTreeMap<&'static str, u64>,
-}
-
-/// The counters of one kind of frame.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct KindFigures {
-    /// A kind of the protocol or of the application. [`Figures::unsupported`] has frames of other kinds.
-    pub kind: FrameKind,
-    /// The name of the kind, as logs show it.
-    pub name: String,
-    /// Frames received.
-    pub frames_received: u64,
-    /// Bytes of these, including headers.
-    pub bytes_received: u64,
-    /// Frames that were forwarded or sent by the server or the application, one for each receiver.
-    /// Frames that are dropped or lost later are included.
-    pub frames_sent: u64,
-    /// Bytes of these, including headers.
-    pub bytes_sent: u64,
 }
 
 impl Figures {

@@ -1,6 +1,25 @@
-//! A table with a cell for each kind of frame.
+//! A table with a cell for each kind of frame, and the counters of one kind.
 
 use crate::proto::{FrameKind, FrameType};
+
+/// The counters of one kind of frame.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct KindFigures {
+    /// A kind of the protocol or of the application. [`Figures::unsupported`](super::Figures::unsupported) has frames of other kinds.
+    pub kind: FrameKind,
+    /// The name of the kind, as logs show it.
+    pub name: String,
+    /// Frames received.
+    pub frames_received: u64,
+    /// Bytes of these, including headers.
+    pub bytes_received: u64,
+    /// Frames that were forwarded or sent by the server or the application, one for each receiver.
+    /// Frames that are dropped or lost later are included.
+    pub frames_sent: u64,
+    /// Bytes of these, including headers.
+    pub bytes_sent: u64,
+}
 
 /// A value for each kind of the protocol's types. The kind is the index, because a look-up in a map for
 /// each run of frames would take half as long as all other work for a lone frame.

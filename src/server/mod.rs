@@ -140,12 +140,11 @@ pub use self::disconnect::DisconnectReason;
 pub use self::enrol::{Enrolment, EnrolmentStore};
 use self::environment::Environment;
 pub use self::error::{CallError, SendError};
-pub use self::figures::{
-    ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
-};
+pub use self::figures::{ClosedSession, Figures, HandshakeFigures, HeldBack, Pace, SessionFigures};
 pub use self::filter::{Filter, FilterAction};
 pub use self::handle::ServerHandle;
 pub use self::handler::{ClusterHandler, Handler};
+pub use self::kinds::KindFigures;
 pub use self::links::{Federation, LinkFigures, PeerState, ServerLink};
 pub use self::renewal::RenewalReport;
 pub use self::routing::{RuleError, Rules};

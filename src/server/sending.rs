@@ -4,8 +4,7 @@
 //! Each item that is sent has an *origin*: the connection that is not read while the item waits for room at
 //! its receiver.
 
-use super::figures::KindFigures;
-use super::kinds::KindTable;
+use super::kinds::{KindFigures, KindTable};
 use super::sessions::SessionId;
 use crate::proto::{ErrorCode, Frame, FrameKind, Run, invalid_frame_type};
 use crate::wire::outgoing;

@@ -40,8 +40,7 @@
 //! | `made` | the links that the instances of the node need |
 //! | `filter` | the filters of ports and tunnels |
 //! | `links` | the links that the kernel has |
-//! | `node` | makes the links and filters that are needed, and repairs them |
-//! | `wire` | the network of an instance that is being launched |
+//! | `node` | makes the links and filters that are needed, and repairs them; connects an instance that is being launched |
 //! | `files` | the copies of files that concentrators get |
 //! | [`cnci`] | the concentrator |
 //! | `tools` | `ip` and `nft` as child processes |
@@ -59,7 +58,6 @@ mod links;
 mod made;
 mod node;
 mod tools;
-mod wire;
 
 pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 pub use self::node::Networks;

@@ -49,7 +49,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::secrets;
-use super::supervisor::{Exec, Program};
+use super::supervisor::launch_order::{Exec, Program};
 use super::{InstanceDir, Launch, Reason, Refused, User};
 use ssntp_payload::{Start, VmType};
 

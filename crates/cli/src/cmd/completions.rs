@@ -22,7 +22,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, whole: Command) -> Result<(), Failure> {
-    print_text(&script(args.shell, whole))
+    print_text(script(args.shell, whole))
 }
 
 pub(crate) fn script(shell: Shell, whole: Command) -> Vec<u8> {

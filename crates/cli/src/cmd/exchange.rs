@@ -108,7 +108,7 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
                 if args.json {
                     return print_json(listen::to_json(&operands, &reply, None));
                 }
-                return print_text(&shown(reply.payload_bytes(), io::stdout().is_terminal()));
+                return print_text(shown(reply.payload_bytes(), io::stdout().is_terminal()));
             }
             // The events are taken and dropped, because the answer could not get past a channel of
             // events that is full.

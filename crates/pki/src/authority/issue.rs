@@ -14,7 +14,6 @@ use uuid::Uuid;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::x509::X509Name;
 
-use super::issuer::seconds;
 use super::request::{AuthorityRequest, CertificateRequest, KeyKind};
 use crate::error::{BadRequest, Error, Fault};
 use crate::host::Host;
@@ -24,7 +23,7 @@ use crate::limits::check_issuer;
 use crate::pem::Sections;
 use crate::trust::Trust;
 use crate::{der, eku, store};
-use ssntp_transport::provider;
+use ssntp_transport::{provider, since_1970};
 
 pub(crate) const CERTIFICATE_FILE: &str = "ca.pem";
 pub(crate) const KEY_FILE: &str = "ca.key";
@@ -358,6 +357,11 @@ pub(crate) fn params(name: &str, (start, end): (u64, u64)) -> Result<Certificate
     params.not_before = beginning + Duration::from_secs(start);
     params.not_after = beginning + Duration::from_secs(end);
     Ok(params)
+}
+
+/// A time in whole seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    since_1970(time).as_secs()
 }
 
 /// The ends of a lifetime in seconds since 1970.

@@ -11,7 +11,7 @@
 //! no controller, no server and no further issuer.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -20,7 +20,7 @@ use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::issue::{Authority, CLOCK_SKEW, PRIVATE, crypto, generate, key_pair_of, of_authority};
+use super::issue::{Authority, CLOCK_SKEW, PRIVATE, crypto, generate, key_pair_of, of_authority, seconds};
 use super::request::{CertificateRequest, KeyKind};
 use super::signing::requested;
 use crate::error::{BadRequest, Error, Fault};
@@ -28,7 +28,7 @@ use crate::inspect::CertificateInfo;
 use crate::list::Serial;
 use crate::role::Role;
 use crate::{der, store};
-use ssntp_transport::{sha256, since_1970};
+use ssntp_transport::sha256;
 
 impl Authority {
     /// Makes an issuer that may give these roles: agent, netagent, cnciagent or several of them. The `name` is
@@ -248,11 +248,6 @@ pub(crate) fn to_pem(certificate: &CertificateDer<'_>) -> String {
 /// The SHA-256 digest of some bytes as base64url.
 pub(crate) fn digest(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(sha256(bytes))
-}
-
-/// A time in whole seconds since 1970.
-pub(crate) fn seconds(time: SystemTime) -> u64 {
-    since_1970(time).as_secs()
 }
 
 #[cfg(test)]

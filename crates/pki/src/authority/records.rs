@@ -231,7 +231,7 @@ mod tests {
     use ssntp_transport::Address;
 
     use super::*;
-    use crate::authority::issuer::seconds;
+    use crate::authority::issue::seconds;
     use crate::der;
     use crate::pem::Sections;
     use crate::role::Role;

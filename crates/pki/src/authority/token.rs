@@ -20,7 +20,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::issuer::{digest, seconds};
+use super::issue::seconds;
+use super::issuer::digest;
 use crate::error::{Error, Fault};
 use crate::inspect::CertificateInfo;
 use crate::role::Role;

@@ -9,13 +9,35 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::User;
+use crate::driver::{InstanceDir, User};
+use crate::network::Wire;
 use ssntp_payload::HealthCheck;
 
 /// The longest order. The system accepts 2 MiB of arguments and environment (a quarter of the usual
 /// stack limit), and JSON needs up to four bytes for each of these bytes. A program with a longer
 /// order could not be executed.
 const MAX_ORDER: usize = 16 << 20;
+
+/// A program to run as an instance.
+#[derive(Debug)]
+pub struct Program<'a> {
+    /// The directory of the instance.
+    pub place: &'a InstanceDir,
+    /// The program with its arguments, environment, directory and user.
+    pub exec: Exec,
+    /// The maximum memory, in MB; 0 for no limit.
+    pub mem_mb: i64,
+    /// The maximum number of CPUs; 0 for no limit.
+    pub vcpus: i64,
+    /// The maximum number of processes and threads.
+    pub pids: u32,
+    /// The network of the program; `None` for the host's.
+    pub network: Option<&'a dyn Wire>,
+    /// Its health check, which its supervisor makes.
+    pub check: Option<HealthCheck>,
+    /// The address to which checks connect; `None` for 127.0.0.1.
+    pub address: Option<IpAddr>,
+}
 
 /// What to execute, and as whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

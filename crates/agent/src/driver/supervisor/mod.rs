@@ -85,7 +85,7 @@ mod cgroup;
 mod check;
 mod connection;
 mod enter;
-mod launch_order;
+pub(super) mod launch_order;
 mod leftovers;
 mod logs;
 mod measure;
@@ -99,7 +99,6 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -122,7 +121,7 @@ use self::check::CHECK;
 pub use self::connection::connect_to;
 use self::connection::{answer, ask, reach, run_of};
 pub use self::enter::find_program;
-pub use self::launch_order::Exec;
+pub use self::launch_order::{Exec, Program};
 use self::launch_order::{LaunchOrder, Limits};
 use self::leftovers::{clear, kill_leftovers, kill_tree};
 use self::measure::Sample;
@@ -133,8 +132,7 @@ use super::{
     Commit, Driver, Exit, Found, InstanceDir, Launch, Measurable, NewsSink, Reason, Refused, RunId, Running,
     Usage, User, process,
 };
-use crate::network::Wire;
-use ssntp_payload::{HealthCheck, Start};
+use ssntp_payload::Start;
 use ssntp_transport::{descriptors, locked, setters};
 
 /// The subcommand that makes this program a supervisor.
@@ -230,27 +228,6 @@ pub enum Confinement {
     /// Resource limits: the memory limit applies to the data of each process, and CPUs are not
     /// limited.
     ResourceLimits,
-}
-
-/// A program to run as an instance.
-#[derive(Debug)]
-pub struct Program<'a> {
-    /// The directory of the instance.
-    pub place: &'a InstanceDir,
-    /// The program with its arguments, environment, directory and user.
-    pub exec: Exec,
-    /// The maximum memory, in MB; 0 for no limit.
-    pub mem_mb: i64,
-    /// The maximum number of CPUs; 0 for no limit.
-    pub vcpus: i64,
-    /// The maximum number of processes and threads.
-    pub pids: u32,
-    /// The network of the program; `None` for the host's.
-    pub network: Option<&'a dyn Wire>,
-    /// Its health check, which its supervisor makes.
-    pub check: Option<HealthCheck>,
-    /// The address to which checks connect; `None` for 127.0.0.1.
-    pub address: Option<IpAddr>,
 }
 
 /// Runs instances as processes, each with a supervisor. The source of `driver/process.rs` describes the environment of

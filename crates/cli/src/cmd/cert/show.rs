@@ -70,10 +70,10 @@ pub(super) fn show(args: &Show, json: bool) -> Result<(), Failure> {
     let (origin, count) = (args.file.display(), certificates.len());
     for (info, number) in certificates.iter().zip(1..) {
         let title = format!("{origin}: certificate {number} of {count}");
-        output.text(&sheet(&title, CERTIFICATE, &now, info))?;
+        output.text(sheet(&title, CERTIFICATE, &now, info))?;
     }
     for list in &lists {
-        output.text(&sheet(&format!("{origin}: revocation list"), LIST, &now, list))?;
+        output.text(sheet(&format!("{origin}: revocation list"), LIST, &now, list))?;
         for revoked in list.revoked() {
             let (serial, since) = (&revoked.serial, revoked.time_text());
             output.line(format_args!("    {serial}  {since}  {}", revoked.reason))?;

@@ -148,7 +148,7 @@ fn watch(cx: &Invocation, list: impl Fn(&View) -> Result<String, Failure>) -> Re
         }
         shown.clone_from(&text);
         if over_itself {
-            print_text(&over(&text))
+            print_text(over(&text))
         } else {
             print_line(text)
         }

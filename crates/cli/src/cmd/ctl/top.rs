@@ -115,7 +115,7 @@ fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
     let text = list(COLUMNS, &(), rows.iter().take(most));
     match size {
         None => print_line(format_args!("{text}\n")),
-        Some(_) => print_text(&over(&text)),
+        Some(_) => print_text(over(&text)),
     }
 }
 
