@@ -178,7 +178,7 @@ fn keys_colours_and_the_address_work() {
     let names = "[...document.querySelectorAll('tbody tr td:first-child')].map((cell) => cell.textContent)";
     let falling = browser.value(names);
     assert!(falling.as_array().unwrap().len() > 5, "{falling}");
-    browser.value("document.querySelector('th[aria-sort=descending] a').click(); 1");
+    browser.leave_by("document.querySelector('th[aria-sort=descending] a').click()");
     // In a slow browser the heading is shown before the last rows.
     browser.wait_for(
         "document.readyState === 'complete' && document.querySelector('th[aria-sort=ascending]') !== null",
@@ -259,9 +259,9 @@ fn the_printed_link_logs_a_browser_in_and_its_token_leaves_the_address() {
     browser.wait_for("location.pathname === '/login'");
     let link = api.link().unwrap().unwrap();
     // The browser shows the page of the link already, so only what follows the # changes.
-    browser.value(&format!("location.href = {link:?}; 1"));
+    browser.leave_by(&format!("location.href = {link:?}"));
     browser.wait_for("location.pathname === '/' && document.body.dataset.live === 'live'");
-    browser.value("history.back(); 1");
+    browser.leave_by("history.back()");
     browser.wait_for("location.pathname === '/login'");
     assert_eq!(browser.value("location.hash"), "");
 }

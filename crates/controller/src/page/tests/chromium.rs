@@ -122,6 +122,11 @@ impl Chromium {
         result["result"]["value"].take()
     }
 
+    /// Evaluates an expression that leaves the page. The page may be gone before it has answered, which is an error.
+    pub(super) fn leave_by(&mut self, expression: &str) {
+        self.answer("Runtime.evaluate", json!({ "expression": expression }));
+    }
+
     /// Waits until an expression is true. A page that is being replaced has no value yet, or an
     /// error in its place.
     pub(super) fn wait_for(&mut self, expression: &str) {
