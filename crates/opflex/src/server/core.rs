@@ -507,7 +507,8 @@ impl ServerCore {
     ) {
         if method == Some(Method::SendIdentity) {
             // A warning: no other line shows why an element is missing.
-            let text = format_args!("its identity is refused: {}", excerpt(error));
+            let why = excerpt(error);
+            let text = format_args!("its identity is refused: {why}");
             self.clients
                 .log(now, connection, Level::Warn, "identity refused", text);
         } else {
@@ -529,7 +530,8 @@ impl ServerCore {
             None => Level::Warn,
             Some(_) => Level::Info,
         };
-        let text = format_args!("closed: {}", excerpt(&reason));
+        let why = excerpt(&reason);
+        let text = format_args!("closed: {why}");
         self.clients.log(now, connection, level, "closed", text);
         self.actions.push(Action::Close { connection, reason });
         self.remove(now, connection);
