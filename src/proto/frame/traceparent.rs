@@ -47,6 +47,11 @@ impl TraceParent {
         format!("{:016x}", self.span)
     }
 
+    /// True if the program that began the trace records it.
+    pub fn is_sampled(&self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+
     /// The value of the first valid word `traceparent=…` of a label. Blanks separate words.
     pub fn in_label(label: &str) -> Option<Self> {
         let words = label.split_whitespace();
