@@ -146,7 +146,10 @@ impl Documents {
             lease: None,
             when,
         };
-        self.ask(move |_, engine| write(engine, &request))
+        self.ask(move |machine, engine| {
+            machine.reread();
+            write(engine, &request)
+        })
     }
 
     /// Writes a document as the leader, whatever the engine has there: only the leader writes it. It is
@@ -158,7 +161,10 @@ impl Documents {
     /// [unknown](EngineError::is_unknown) outcome the document may or may not be written.
     pub fn write_as_leader(&self, name: &str, text: &[u8]) -> Result<(), EngineError> {
         let (name, text) = (name.to_owned(), text.to_vec());
-        let task = move |machine: &mut Machine, engine: &mut dyn Engine| lead(machine, engine, &name, &text);
+        let task = move |machine: &mut Machine, engine: &mut dyn Engine| {
+            machine.reread();
+            lead(machine, engine, &name, &text)
+        };
         self.ask(task).map(drop)
     }
 
@@ -218,10 +224,12 @@ fn serve(
         }
         if let Ok(Some((task, reply))) = request {
             let result = task(&mut machine, &mut *engine);
-            // The owner has what was read before the caller goes on.
-            publish(machine.view());
+            // The owner has what was read before the caller goes on. A write has read nothing: an owner that writes
+            // on each view would write again at once what the engine has refused.
+            if machine.has_read() {
+                publish(machine.view());
+            }
             let _ = reply.send(result);
-            machine.reread();
         }
         if shared.resigns.swap(false, Ordering::AcqRel) {
             machine.resign();
@@ -404,6 +412,32 @@ mod tests {
         let away = EngineError::Away("cut".to_owned());
         engine.fail(Some(away.clone()));
         assert_eq!(first.documents().read(), Err(away));
+    }
+
+    #[test]
+    fn a_write_that_the_engine_refuses_is_no_new_view() {
+        let (views, received) = crossbeam_channel::unbounded();
+        let answer = |engine: &mut MemoryEngine, request: &Request| match request {
+            request if is_of(request, DOCUMENTS) => Err(EngineError::Full("no space".to_owned())),
+            request => engine.ask(request),
+        };
+        let follows = Join {
+            leads: false,
+            ..join(1)
+        };
+        let engine = Box::new(Odd {
+            engine: MemoryEngine::new(),
+            answer,
+        });
+        let tell = move |view: &View| drop(views.send(view.clone()));
+        let membership = Membership::start(engine, follows, tell).unwrap();
+        let documents = membership.documents();
+        // The view of the first reading is told again once it is known to be a new one.
+        documents.read().and_then(|()| documents.read()).unwrap();
+        assert!(received.try_iter().count() > 0);
+        let refused = documents.write("d", b"1", When::Always);
+        assert_eq!(refused, Err(EngineError::Full("no space".to_owned())));
+        assert_eq!(received.try_recv().ok(), None);
     }
 
     #[test]
