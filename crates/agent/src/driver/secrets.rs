@@ -10,12 +10,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::Refused;
 use crate::tree;
@@ -71,8 +70,10 @@ fn read(directory: &Path, name: &str) -> io::Result<Vec<u8>> {
     if matches!(name, "" | "." | "..") || name.contains(['/', '\0']) {
         return Err(io::Error::other("it is named without a directory"));
     }
+    // Opening a FIFO would wait for its other end.
+    let directory = openat(CWD, directory, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     // A FIFO or a device could have any length.
-    let file = tree::open_file(File::open(directory)?, name, OFlags::RDONLY)?;
+    let file = tree::open_file(directory, name, OFlags::RDONLY)?;
     let mut content = Vec::new();
     file.take(MAX_FILE + 1).read_to_end(&mut content)?;
     if content.len() as u64 > MAX_FILE {
@@ -100,6 +101,19 @@ mod tests {
             secrets: secrets.iter().map(pair).collect(),
             ..Start::default()
         }
+    }
+
+    #[test]
+    fn a_fifo_in_place_of_the_directory_is_refused_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("secrets");
+        rustix::fs::mkfifoat(CWD, &fifo, Mode::RWXU).unwrap();
+        let (result, refused) = crossbeam_channel::bounded(1);
+        let read = move || drop(result.send(variables(&start(&[], &[("P", "db")]), Some(&fifo))));
+        let _read = ssntp_transport::threads::spawn("reader", read).unwrap();
+        let refused = refused.recv_timeout(std::time::Duration::from_secs(60));
+        let why = refused.expect("it waits for a writer").unwrap_err().why;
+        assert!(why.contains("Not a directory"), "{why}");
     }
 
     #[test]

@@ -19,6 +19,11 @@ use ssntp_transport::{locked, now};
 /// instance with more counts as too large, so that it cannot hide files behind others.
 const MAX_USED: usize = 1_000_000;
 
+/// The maximum number of runs whose processes are found by their parents, if the kernel lists the children of
+/// threads. That takes some calls of the system for each thread of a run. For more runs, reading each process
+/// of the system once is faster.
+const FEW: usize = 64;
+
 /// The CPU time of a run at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
@@ -51,12 +56,17 @@ impl ProcessDriver {
         // The supervisors are read first. Otherwise the time of a process that ends in between would
         // count twice: as its own, and as that of its supervisor.
         let supervisors: Vec<_> = subjects.iter().map(supervisor).collect();
-        let all = procfs::by_parent();
+        let few = if procfs::lists_children() { FEW } else { 0 };
+        let all = (supervisors.iter().flatten().count() > few).then(procfs::by_parent);
+        let descendants = |supervisor| match &all {
+            Some(all) => procfs::descendants_in(supervisor, all),
+            None => procfs::descendants(supervisor),
+        };
         let measure = |(subject, supervisor): (&Measurable, Option<Stat>)| {
             let mut usage = Usage::default();
             match &subject.handle {
                 Some(handle) => {
-                    let processes = supervisor.map(|stat| (stat, procfs::descendants_in(handle.pid, &all)));
+                    let processes = supervisor.map(|stat| (stat, descendants(handle.pid)));
                     self.measure_running(subject, handle, processes.as_ref(), &mut usage);
                     if let Some((_, run)) = &processes {
                         usage.removed = removed(run, subject.place.dir());

@@ -467,7 +467,7 @@ impl Driver for ProcessDriver {
         });
     }
 
-    /// Asks all processes of the run.
+    /// Asks all processes of the run to end.
     fn terminate(&self, running: &Running) -> io::Result<()> {
         match ask(running, "term\n") {
             // The supervisor has ended, and the watch reports the end.

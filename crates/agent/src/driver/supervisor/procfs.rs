@@ -68,7 +68,7 @@ pub(super) fn descendants(of: i32) -> Vec<Stat> {
 }
 
 /// True if the kernel lists the children of a thread (CONFIG_PROC_CHILDREN).
-fn lists_children() -> bool {
+pub(super) fn lists_children() -> bool {
     Path::new("/proc/thread-self/children").exists()
 }
 
