@@ -182,7 +182,8 @@ impl Instances {
             let (instance, Some(node)) = (intent.instance, intent.node) else {
                 continue;
             };
-            if node == LOST {
+            // Earlier builds have written a nil UUID to the ledger's file.
+            if node == LOST || node.is_nil() {
                 self.remember_lost(instance);
                 continue;
             }

@@ -237,6 +237,19 @@ fn next(stage: &Stage) -> Stage {
 }
 
 #[test]
+fn an_instance_that_an_earlier_build_has_written_as_lost_is_lost() {
+    let mut stage = Stage::new();
+    let lost = Intent {
+        instance: ONE,
+        node: Some(Uuid::nil()),
+        state: StartState::Answered,
+    };
+    stage.table.adopt([lost], |_| false, |_| false, stage.now);
+    assert_eq!(stage.table.taken(ONE), None);
+    assert_eq!(stage.report(NODE, &[(ONE, Active)]).unwanted, [ONE]);
+}
+
+#[test]
 fn an_instance_that_ended_with_its_node_is_unwanted_wherever_it_is_listed() {
     let mut stage = Stage::new();
     stage.report(NODE, &[(ONE, Active)]);
