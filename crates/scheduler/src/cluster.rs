@@ -44,7 +44,7 @@ pub(super) struct Cluster {
     pub(super) controllers: Controllers,
     pub(super) tenants: TenantTable,
     /// The nodes whose certificates are all revoked: those that are away are lost for good.
-    pub(super) lost: BTreeSet<Uuid>,
+    lost: BTreeSet<Uuid>,
 }
 
 impl Cluster {
@@ -562,6 +562,11 @@ impl Cluster {
                 None
             }
         }
+    }
+
+    /// These are the lost nodes from now on. [`release_lost`](Self::release_lost) ends their instances.
+    pub(super) fn handle_lost(&mut self, lost: BTreeSet<Uuid>) {
+        self.lost = lost;
     }
 
     /// Ends the instances of lost nodes; those that have an address, once their concentrator has been told.

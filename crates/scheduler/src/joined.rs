@@ -37,11 +37,7 @@ impl JoinedScheduler {
         advertise: Vec<String>,
     ) -> Result<Self, JoinError> {
         let shared = Arc::new(Shared::default());
-        scheduler.begin_following(&shared);
-        let enrolments = scheduler.config.enrolments.clone();
-        if let Some(enrolments) = &enrolments {
-            enrolments.keep_in(&shared);
-        }
+        let enrolments = scheduler.begin_following(&shared);
         let server = scheduler.start(server.federate(links))?;
         let handle = server.handle();
         let addresses = if advertise.is_empty() {

@@ -84,7 +84,7 @@
 //! | `enrolment` | the tokens and certificates of nodes that join: [`Enrolments`] |
 //! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
 //! | `keeper` | the threads that write the configuration and the tenants |
-//! | `term` | several schedulers: the lease, the leader, the sessions of all schedulers |
+//! | `term` | whether this scheduler leads, alone or by its lease; the leader; the sessions of all schedulers |
 //! | `following` | several schedulers: one that does not lead passes frames on and parks commands |
 //! | `shared` | several schedulers: the last view of the engine |
 //! | `joined` | several schedulers: [`JoinedScheduler`], [`JoinError`] |

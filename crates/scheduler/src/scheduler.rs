@@ -53,7 +53,7 @@ use ssntp_transport::{LogLimit, now};
 pub struct Scheduler {
     /// The threads that wait for the server. They end when these are dropped, so these precede what joins the threads.
     awaiting: Vec<Sender<ServerHandle>>,
-    pub(super) config: SchedulerConfig,
+    config: SchedulerConfig,
     cluster: Cluster,
     configuration: Configuration,
     /// Carries out the commands about tokens and certificates; `None` if there are no records of them.
@@ -145,11 +145,14 @@ impl Scheduler {
         self.cluster.figures(&self.config, leads, kept_bytes)
     }
 
-    /// Becomes one of several schedulers, which does not lead yet.
-    pub(super) fn begin_following(&mut self, shared: &Arc<Shared>) {
+    /// Becomes one of several schedulers, which does not lead yet. Returns the records of nodes, if there are any, which
+    /// the engine has from now on.
+    pub(super) fn begin_following(&mut self, shared: &Arc<Shared>) -> Option<Enrolments> {
         self.configuration.keeper().keep_in(shared, CONFIGURATION);
         self.cluster.tenants.unwritten.keeper.keep_in(shared, TENANTS);
         self.term = Term::new(shared);
+        let enrolments = self.config.enrolments.clone();
+        enrolments.inspect(|enrolments| enrolments.keep_in(shared))
     }
 
     /// Handles a frame of a client of this server or of another one. This scheduler leads.
@@ -587,7 +590,7 @@ impl Handler for Scheduler {
         self.continue_transfer(cx);
         let token = self.term.token();
         let lost = self.config.enrolments.as_ref().and_then(Enrolments::take_lost);
-        let has_lost = lost.map(|lost| self.cluster.lost = lost).is_some();
+        let has_lost = lost.map(|lost| self.cluster.handle_lost(lost)).is_some();
         let out = &mut Out::new(cx, &mut self.log);
         // Also done by a former leader, because its last write still needs an answer.
         self.configuration.proceed(out, token);
