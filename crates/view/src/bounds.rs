@@ -108,7 +108,11 @@ pub(crate) fn failure(failure: &mut Failure) {
     id(&mut subject.instance_uuid);
     id(&mut subject.volume_uuid);
     id(&mut subject.concentrator_uuid);
+    id(&mut subject.tenant_uuid);
     text(&mut subject.public_ip, MAX_WORD);
+    text(&mut subject.private_ip, MAX_WORD);
+    text(&mut subject.vnic_mac, MAX_WORD);
+    text(&mut subject.command_id, MAX_WORD);
     text(&mut subject.detail, MAX_DETAIL);
     text(&mut failure.reason, MAX_WORD);
 }

@@ -625,6 +625,30 @@ fn the_kept_parts_of_a_frame_are_bounded() {
     assert_eq!(view.node(NODE).unwrap().stats.tunnels.len(), 4096);
 }
 
+/// A failure keeps all that its command names, and thousands of failures may wait for a subscriber.
+#[test]
+fn each_text_that_a_failure_keeps_is_bounded() {
+    let mut view = view(4);
+    let texts = [
+        "concentrator_uuid",
+        "tenant_uuid",
+        "instance_uuid",
+        "public_ip",
+        "private_ip",
+        "vnic_mac",
+        "reason",
+        "detail",
+        "command_id",
+    ];
+    for text in texts {
+        let payload = format!("{text}: {}\n", "x".repeat(5000));
+        let frame = Frame::with_payload(ssntp::proto::ErrorCode::ASSIGN_PUBLIC_IP_FAILURE, payload);
+        let changes = view.apply(&frame, UNIX_EPOCH);
+        assert!(matches!(changes[..], [Change::Failed(_)]), "{text}: {changes:?}");
+        assert!(format!("{changes:?}").len() < 1000, "{text}");
+    }
+}
+
 #[test]
 fn unknown_nodes_are_bounded() {
     let mut view = view(4);
