@@ -40,20 +40,29 @@ use ssntp_payload::{
 };
 
 /// A command whose effect the view shows: the payloads that
-/// [`Controller::order`](crate::Controller::order) accepts.
-pub trait Orderable: Payload {}
+/// [`Controller::order`](crate::Controller::order) accepts. No other type can be one, because no view shows its effect.
+///
+/// ```compile_fail
+/// ssntp::schema! { Own = Command::TENANT { id: String, } }
+/// impl ssntp_view::Orderable for Own {}
+/// ```
+pub trait Orderable: Payload + private::Sealed {}
 
-impl Orderable for Start {}
-impl Orderable for StartPayload {}
-impl Orderable for Stop {}
-impl Orderable for Restart {}
-impl Orderable for Delete {}
-impl Orderable for AttachVolume {}
-impl Orderable for DetachVolume {}
-impl Orderable for Evacuate {}
-impl Orderable for Restore {}
-impl Orderable for AssignPublicIp {}
-impl Orderable for ReleasePublicIp {}
+mod private {
+    pub trait Sealed {}
+}
+
+macro_rules! orderable {
+    ($($payload:ident)*) => {$(
+        impl private::Sealed for $payload {}
+        impl Orderable for $payload {}
+    )*};
+}
+
+orderable! {
+    Start StartPayload Stop Restart Delete AttachVolume DetachVolume Evacuate Restore
+    AssignPublicIp ReleasePublicIp
+}
 
 /// The goal of a command: the command, and its subject.
 #[derive(Clone, Debug)]
