@@ -35,9 +35,7 @@ pub struct Node {
     pub stats: Stats,
     /// The UUIDs of its instances.
     pub instances: BTreeSet<Uuid>,
-    /// True if it has sent STATS since it connected and since the session began. If not, its
-    /// instances are those of an earlier time.
-    pub has_reported: bool,
+    pub(crate) reported: bool,
 }
 
 impl Node {
@@ -53,12 +51,18 @@ impl Node {
 
     /// True if the view of it is up to date: it has sent STATS in this session, and still reports.
     pub fn is_current(&self) -> bool {
-        self.has_reported && self.status != NodeStatus::Stale
+        self.reported && self.status != NodeStatus::Stale
+    }
+
+    /// True if it has sent STATS since it connected and since the session began. If not, its
+    /// instances are those of an earlier time.
+    pub fn has_reported(&self) -> bool {
+        self.reported
     }
 
     /// Handles the end of its session: its last STATS are not its state in the next session.
     pub(crate) fn left(&mut self, now: SystemTime) {
-        (self.connected, self.has_reported, self.since) = (false, false, now);
+        (self.connected, self.reported, self.since) = (false, false, now);
     }
 
     pub(crate) fn new(uuid: Uuid, now: SystemTime) -> Self {
@@ -72,7 +76,7 @@ impl Node {
             seen: None,
             stats: Stats::default(),
             instances: BTreeSet::new(),
-            has_reported: false,
+            reported: false,
         }
     }
 }

@@ -29,13 +29,23 @@ const RETURN_CREDIT: u32 = MAX_STREAM_CREDIT / 2;
 /// The output of an instance that a stream requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
-    /// The outputs.
+    /// The outputs. Default: both.
     pub outputs: Outputs,
-    /// The number of last lines of each output with which the stream begins; `None`: all lines
+    /// The number of last lines of each output with which the stream begins. Default: all lines
     /// that the node keeps.
     pub tail: Option<u32>,
-    /// True to receive further output until the instance has ended.
+    /// True to receive further output until the instance has ended. Default: false.
     pub follow: bool,
+}
+
+impl Default for StreamRequest {
+    fn default() -> Self {
+        Self {
+            outputs: Outputs::BOTH,
+            tail: None,
+            follow: false,
+        }
+    }
 }
 
 /// An event of a stream.

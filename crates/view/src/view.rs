@@ -159,7 +159,7 @@ impl View {
                 status: node.status.clone(),
                 seen: node.seen,
                 instances,
-                has_reported: node.has_reported,
+                reported: node.reported,
                 ..Node::new(node.uuid, node.since)
             })
         };
@@ -500,7 +500,7 @@ impl View {
         // NodeDisconnected arrives once for each type of the node.
         if let Some(node) = self.nodes.get_mut(&uuid).filter(|node| node.connected) {
             // The view can be complete without the STATS of a disconnected node.
-            self.unreported -= usize::from(!node.has_reported);
+            self.unreported -= usize::from(!node.reported);
             node.left(now);
             self.disconnected.push_back(uuid);
             self.bound_history(changes);
@@ -553,7 +553,7 @@ impl View {
         let Some(node) = self.connected_node(uuid, now) else {
             return;
         };
-        let first = !std::mem::replace(&mut node.has_reported, true);
+        let first = !std::mem::replace(&mut node.reported, true);
         // STATS with the status STALE are a repetition of the last STATS, so later events have changed what
         // they say about instances.
         let is_repeated = stats.status == NodeStatus::Stale;

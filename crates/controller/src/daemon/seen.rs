@@ -29,7 +29,8 @@ pub(super) fn seen(view: &View, session: u64, is_complete: bool) -> Seen {
 
 /// The nodes that are connected and have sent STATS.
 fn reporting(view: &View) -> impl Iterator<Item = &Node> {
-    view.nodes().filter(|node| node.is_current() && node.has_reported)
+    view.nodes()
+        .filter(|node| node.is_current() && node.has_reported())
 }
 
 fn instance(seen: &Instance) -> SeenInstance {

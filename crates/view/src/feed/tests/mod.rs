@@ -589,3 +589,13 @@ fn public_addresses_are_confirmed_by_their_events() {
     });
     assert!(shown(&order).contains("is taken from"));
 }
+
+#[test]
+fn a_request_for_output_is_for_all_that_the_node_keeps_unless_it_says_less() {
+    let all = crate::StreamRequest {
+        outputs: Outputs::BOTH,
+        tail: None,
+        follow: false,
+    };
+    assert_eq!(crate::StreamRequest::default(), all);
+}
