@@ -400,4 +400,18 @@ impl Workload {
             ..Rollout::default()
         };
     }
+    /// Completes a workload that an earlier version of this program wrote: the health check was no part of the template,
+    /// and there was no record of good versions. A new schema of the tables leaves such a document as it is.
+    pub(crate) fn complete(mut self) -> Self {
+        let is_unchecked = |version: &Version| version.template.health.is_none();
+        if self.versions.iter().all(is_unchecked) {
+            for version in &mut self.versions {
+                version.template.health.clone_from(&self.spec.health);
+            }
+        }
+        if self.good.is_empty() {
+            self.good.extend(self.stable);
+        }
+        self
+    }
 }

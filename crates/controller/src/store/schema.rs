@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::error::{Fault, StoreError};
 use super::shared::{Limits, size};
-use crate::model::{Event, Figures, Row, State, Write};
+use crate::model::{Event, Figures, Row, State, Workload, Write};
 
 /// The version of the schema, which the database holds as `user_version`. Those before were in no release.
 const VERSION: i64 = 5;
@@ -99,7 +99,7 @@ fn create(connection: &mut Connection) -> rusqlite::Result<()> {
 pub(super) fn load(connection: &Connection) -> rusqlite::Result<State> {
     let mut state = State::default();
     let workloads = documents(connection, "SELECT document FROM workloads", |workload| {
-        Write::Workload(Box::new(workload))
+        Write::Workload(Box::new(Workload::complete(workload)))
     })?;
     let instances = documents(connection, "SELECT document FROM instances", Write::Instance)?;
     let all = workloads.into_iter().chain(instances);

@@ -270,6 +270,35 @@ fn a_database_of_a_later_version_is_named() {
     );
 }
 
+/// The tables of such a database were brought up to date, and its documents are as they were written.
+#[test]
+fn a_workload_without_a_check_in_its_templates_and_without_good_versions_is_completed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let template = r#"{"start":{"vm_type":"process","command":["true"]}}"#;
+    let document = format!(
+        r#"{{"name":"web","spec":{{"name":"web","start":{{"vm_type":"process","command":["true"]}},
+           "health":{{"command":["true"]}}}},"version":2,"stable":1,
+           "versions":[{{"number":1,"template":{template}}},{{"number":2,"template":{template}}}],
+           "rollout":{{"state":"rolling","failures":0,"why":""}},"deleting":false,"revision":7}}"#
+    );
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection
+        .execute("INSERT INTO workloads VALUES ('web', ?1)", [document])
+        .unwrap();
+    drop((store, connection));
+    let (_, state) = Store::open(dir.path(), Limits::default()).unwrap();
+    let web = &state.workloads["web"];
+    assert!(web.spec.health.is_some());
+    let checks: Vec<_> = web
+        .versions
+        .iter()
+        .map(|version| &version.template.health)
+        .collect();
+    assert_eq!(checks, [&web.spec.health; 2]);
+    assert_eq!(web.good, [1]);
+}
+
 #[test]
 fn a_damaged_database_is_named_and_not_changed() {
     let dir = tempfile::tempdir().unwrap();
