@@ -53,10 +53,10 @@ pub(crate) const STYLE: &str = include_str!("../../assets/page.css");
 pub(crate) const SCRIPT: &str = include_str!("../../assets/page.js");
 pub(crate) const ICON: &str = include_str!("../../assets/icon.svg");
 
-type View = fn(&Scene<'_>, &mut Html) -> Result<(), Missing>;
+type Contents = fn(&Scene<'_>, &mut Html) -> Result<(), Missing>;
 
 /// The pages in the menu: address, title, and the function that adds all but the title.
-pub(crate) const MENU: [(&str, &str, View); 8] = [
+pub(crate) const MENU: [(&str, &str, Contents); 8] = [
     ("/", "Now", now::view),
     ("/nodes", "Nodes", nodes::list),
     ("/workloads", "Workloads", workloads::list),
