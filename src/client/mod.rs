@@ -120,7 +120,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 use self::core::ClientCore;
@@ -224,7 +224,11 @@ impl Client {
     /// # Errors
     /// As [`recv_timeout`](Self::recv_timeout).
     pub fn try_recv(&self) -> Result<ClientEvent, RecvError> {
-        self.recv_timeout(Duration::ZERO)
+        // A wait of no time would give up the processor before it ends.
+        self.events.try_recv().map_err(|e| match e {
+            TryRecvError::Empty => RecvError::Empty,
+            TryRecvError::Disconnected => RecvError::Ended(self.reason()),
+        })
     }
 
     /// Iterates over the events until the client ends. Each step waits for the next event.

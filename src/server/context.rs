@@ -164,12 +164,12 @@ impl Context<'_> {
 
     /// The role filter.
     pub fn filter(&self) -> &Filter {
-        &self.state.routing.filter
+        self.state.routing.filter()
     }
 
     /// Replaces the role filter.
     pub fn set_filter(&mut self, filter: Filter) {
-        self.state.routing.filter = filter;
+        self.state.routing.set_filter(filter);
     }
 
     /// Answers a request, in the call that received it or later.

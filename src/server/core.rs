@@ -276,7 +276,7 @@ impl ServerCore {
             item.each().for_each(|frame| self.handle_exchange(&info, &frame));
         } else if operators::is_command(kind) {
             item.each().for_each(|frame| self.handle_command(&info, &frame));
-        } else if !self.state.routing.filter.allows(info.role, kind) {
+        } else if !self.state.routing.filter().allows(info.role, kind) {
             self.state.filtered(id, kind, frames);
         } else if self.state.configuration.is_replaced_by(kind, info.role) {
             // Each CONFIGURE is checked by itself. They are rare, so the cost does not matter.
@@ -331,7 +331,7 @@ impl ServerCore {
     ) {
         let state = &mut self.state;
         let (request, asking) = (Request::new(of_sender, frame), of_sender.readdress(frame));
-        if !state.routing.filter.allows(info.role, frame.kind()) {
+        if !state.routing.filter().allows(info.role, frame.kind()) {
             state.filter_request(info, &request, addressee);
         } else if frame.kind() == Command::RENEW_CERTIFICATE {
             if let Err(why) = state.renewals.hand_over(info, &request) {
@@ -366,7 +366,7 @@ impl ServerCore {
     /// Carries out a command of operators.
     fn handle_command(&mut self, info: &SessionInfo, frame: &Frame) {
         let (kind, state) = (frame.kind(), &mut self.state);
-        if !state.operators.include(info.role) || !state.routing.filter.allows(info.role, kind) {
+        if !state.operators.include(info.role) || !state.routing.filter().allows(info.role, kind) {
             return state.filtered(info.id, kind, 1);
         }
         let command = Command(kind.operand);

@@ -87,8 +87,9 @@ impl Rules {
         self
     }
 
-    /// Adds a rule: `route` returns the clients that get a frame of `kind`; without any, the frame is dropped. A client
-    /// that is not connected, and the sender itself, are skipped and logged. `route` runs on the dispatcher thread and
+    /// Adds a rule: `route` returns the clients that get a frame of `kind`; without any, the frame is dropped, and
+    /// counted in [`Figures::unreceived`](super::Figures::unreceived). A client that is not connected, and the sender
+    /// itself, are skipped and logged. `route` runs on the dispatcher thread and
     /// must not block.
     #[must_use]
     pub fn route(
@@ -176,7 +177,7 @@ fn table(rules: Rules, operands: &Operands) -> Result<KindTable<Rule>, RuleError
 
 /// What clients may send, and where it goes.
 pub(super) struct Routing {
-    pub(super) filter: Filter,
+    filter: Filter,
     rules: KindTable<Rule>,
 }
 
@@ -184,6 +185,14 @@ impl Routing {
     pub(super) fn new(filter: Filter, rules: Rules, operands: &Operands) -> Result<Self, RuleError> {
         let rules = table(rules, operands)?;
         Ok(Self { filter, rules })
+    }
+
+    pub(super) fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    pub(super) fn set_filter(&mut self, filter: Filter) {
+        self.filter = filter;
     }
 
     pub(super) fn set_rules(&mut self, rules: Rules, operands: &Operands) -> Result<(), RuleError> {
@@ -211,7 +220,7 @@ impl Routing {
                     delivery.send_to_role(Some(from.uuid), *role, &mut parcel)
                 });
                 if sent == 0 {
-                    delivery.out.unreceived += u64::from(item.frames());
+                    delivery.out.count_unreceived(item.frames());
                 }
                 Vec::new()
             }
@@ -243,7 +252,7 @@ fn forward(
     let mut receivers = Vec::new();
     let directory = delivery.directory();
     let panic = guard(|| receivers = route(frame, from.uuid, &directory)).err();
-    if receivers.is_empty() {
+    if panic.is_some() {
         return panic;
     }
     let payload = apart(frame.payload_bytes().clone(), memory);
@@ -259,9 +268,9 @@ fn forward(
         }
     }
     if count == 0 {
-        delivery.out.unreceived += 1;
+        delivery.out.count_unreceived(1);
     }
-    panic
+    None
 }
 
 #[cfg(test)]

@@ -25,9 +25,9 @@ pub(super) struct Sending {
     origin: Origin,
     kinds: KindTable<KindCounters>,
     /// InvalidFrameType frames that the server has answered with.
-    pub(super) answered: u64,
+    answered: u64,
     /// Frames for which a rule found no receiver.
-    pub(super) unreceived: u64,
+    unreceived: u64,
 }
 
 impl Sending {
@@ -134,6 +134,16 @@ impl Sending {
         if let Some(counters) = self.kinds.get_or_default(kind) {
             counters.sent += load;
         }
+    }
+
+    /// Counts frames for which a rule found no receiver.
+    pub(super) fn count_unreceived(&mut self, frames: u32) {
+        self.unreceived += u64::from(frames);
+    }
+
+    /// The InvalidFrameType frames that were sent, and the frames for which a rule found no receiver.
+    pub(super) fn counted(&self) -> (u64, u64) {
+        (self.answered, self.unreceived)
     }
 
     /// The frames of each kind, without the names of kinds.

@@ -134,6 +134,7 @@ impl State {
         let announced = self.delivery.sessions.iter().filter(|session| session.announced);
         let (certificates, most_of_certificate) = self.connections.certificates().counted();
         let out = &self.delivery.out;
+        let (answered, unreceived) = out.counted();
         let mut figures = Figures {
             uuid: own.uuid,
             role: own.role,
@@ -160,8 +161,8 @@ impl State {
             unsupported: 0,
             filtered: 0,
             dropped: 0,
-            unreceived: out.unreceived,
-            answered: out.answered,
+            unreceived,
+            answered,
             sessions: announced
                 .map(|session| SessionFigures::new(session, view, time))
                 .collect(),
@@ -499,7 +500,7 @@ impl State {
             session.info,
             self.environment.own.operands.show(kind)
         );
-        if self.routing.filter.rejects() {
+        if self.routing.filter().rejects() {
             self.delivery.out.refuse(id, kind, "role_not_allowed", frames);
         }
     }
@@ -513,7 +514,7 @@ impl State {
         if let Some(session) = self.delivery.sessions.get_mut(info.id) {
             session.counters.frames_filtered += 1;
         }
-        if self.routing.filter.rejects() {
+        if self.routing.filter().rejects() {
             self.delivery.refuse(request, addressee, "not_allowed");
         }
     }
@@ -525,7 +526,7 @@ impl State {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {asker} has gone");
             return;
         };
-        if !self.routing.filter.allows(role, answer.kind()) {
+        if !self.routing.filter().allows(role, answer.kind()) {
             if let Some(session) = self.delivery.sessions.get_mut(info.id) {
                 session.counters.frames_filtered += 1;
             }
@@ -590,7 +591,7 @@ impl State {
         let own = self.environment.own.uuid;
         // The application of the operator's own server has allowed a command that was passed on.
         let is_allowed =
-            self.operators.include(by.role) && self.routing.filter.allows(by.role, DrainServer::KIND);
+            self.operators.include(by.role) && self.routing.filter().allows(by.role, DrainServer::KIND);
         let done = read_drain(asked, own, is_allowed).and_then(|uuid| {
             if uuid == own {
                 return Ok(true);

@@ -93,6 +93,24 @@ fn frames_are_counted_by_kind_and_result_and_stay_counted_after_their_session() 
 }
 
 #[test]
+fn a_frame_for_which_a_routing_function_finds_nobody_is_counted() {
+    let server = TestServer::start((), |c| {
+        c.rules(Rules::new().route(Command::STATS, |_, _, directory| {
+            directory
+                .with_role(Role::CONTROLLER)
+                .map(SessionInfo::uuid)
+                .collect()
+        }))
+    });
+    let mut agent = server.connect(Role::AGENT);
+    agent.send(&Frame::with_payload(Command::STATS, "a: b\n"));
+    let figures = figures_when(&server, "the frame", |figures| {
+        of(figures, Command::STATS)[0] == 1
+    });
+    assert_eq!((figures.unreceived, figures.dropped), (1, 0));
+}
+
+#[test]
 fn a_session_is_in_the_figures_before_and_after_its_end() {
     let began = SystemTime::now();
     let server = TestServer::start((), |c| c.max_sessions(8));
