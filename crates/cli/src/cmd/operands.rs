@@ -1,5 +1,7 @@
 //! `ssntp operands`: every kind of frame, who may send it and where it goes.
 
+use std::sync::LazyLock;
+
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
@@ -62,15 +64,20 @@ pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure
     })
 }
 
-/// The operand with the most similar name, as clap finds it.
+/// The operand with the most similar name, as clap finds it. The case of letters does not count as a mistake.
 fn like(text: &str) -> Option<String> {
-    let names = PossibleValuesParser::new(FrameKind::all().filter_map(FrameKind::name));
+    // clap keeps texts of the program alone, so they are made once.
+    static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let names = FrameKind::all().filter_map(FrameKind::name);
+        names.map(str::to_uppercase).collect()
+    });
+    let names = PossibleValuesParser::new(NAMES.iter().map(String::as_str));
     let operand = Command::new("ssntp").arg(Arg::new("operand").value_parser(names));
     let error = operand
         .try_get_matches_from(["ssntp", &text.to_uppercase()])
         .err()?;
     match error.get(ContextKind::SuggestedValue)? {
-        ContextValue::String(name) => Some(name.clone()),
+        ContextValue::String(name) => name.parse().ok().map(|kind: FrameKind| kind.to_string()),
         _ => None,
     }
 }

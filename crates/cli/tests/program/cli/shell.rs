@@ -254,11 +254,18 @@ fn errors_of_commands_have_a_reason_and_a_suggestion() {
     );
     let error = user.fails(&["send", "NodeConnected"], 1);
     assert!(error.contains("NodeConnected is the scheduler's own"), "{error}");
-    let error = user.fails(&["send", "STATTS"], 2);
-    assert!(
-        error.contains("did you mean STATS?") && error.contains("ssntp operands"),
-        "{error}"
-    );
+    for (misspelled, meant) in [
+        ("STATTS", "STATS"),
+        ("TenantAded", "TenantAdded"),
+        ("startfailur", "StartFailure"),
+    ] {
+        let error = user.fails(&["send", misspelled], 2);
+        let suggestion = format!("did you mean {meant}?");
+        assert!(
+            error.contains(&suggestion) && error.contains("ssntp operands"),
+            "{error}"
+        );
+    }
     let error = user.fails(&["send", "STATS", "--type", "EVENT"], 2);
     assert!(
         error.contains("STATS is of the type COMMAND, not EVENT"),
