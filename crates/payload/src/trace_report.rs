@@ -39,7 +39,7 @@ impl TraceReport {
     ///
     /// ```
     /// use ssntp::Role;
-    /// use ssntp::payload::TraceReport;
+    /// use ssntp_payload::TraceReport;
     /// use ssntp::proto::{Command, Frame, Trace};
     /// use uuid::Uuid;
     ///
