@@ -150,6 +150,13 @@ pub enum Pace {
     Slow,
 }
 
+impl Pace {
+    /// True if the session is a slow consumer, or becomes one if it does not read faster.
+    pub fn is_slow(self) -> bool {
+        self != Self::Keeps
+    }
+}
+
 /// One session that has ended.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

@@ -231,7 +231,7 @@ fn count_held_back(figures: &Figures, why: HeldBack) -> usize {
 }
 
 fn slow(figures: &Figures) -> Vec<&SessionFigures> {
-    let is_slow = |session: &&SessionFigures| session.pace != Pace::Keeps;
+    let is_slow = |session: &&SessionFigures| session.pace.is_slow();
     figures.sessions.iter().filter(is_slow).collect()
 }
 

@@ -17,7 +17,8 @@ const ROOT: &str = "configure";
 schema! {
     /// The configuration of the cluster.
     ///
-    /// Decoding only checks the types; [`decode_valid`](Self::decode_valid) also checks the values.
+    /// Decoding only checks the types. [`validate`](Self::validate) checks the values, and
+    /// [`decode_valid`](Self::decode_valid) does both.
     ///
     /// The payload of CONFIGURE (COMMAND 0x9), and of CONNECTED:
     ///
@@ -118,19 +119,26 @@ fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D
 }
 
 impl Configure {
-    /// Reads a payload and checks its values: ports and sizes are in range, networks are CIDR
-    /// (`cnci_net` may be an address without a prefix), and `storage_uri`, `compute_ca`,
-    /// `compute_cert` and `client_auth_ca_cert_path` are empty, a URI or an absolute path.
+    /// Reads a payload and checks its values. An error about a value has its line.
     ///
     /// # Errors
-    /// As [`decode`](Payload::decode); [`Error::Document`] with the path and the line of the first wrong value.
+    /// As [`decode`](Payload::decode) and [`validate`](Self::validate).
     pub fn decode_valid(payload: &[u8]) -> Result<Self, Error> {
         let (configure, tree): (Self, _) = read(payload, Some(ROOT), MAX_READ_LEN)?;
         configure.check().map_err(|error| tree.locate(error))?;
         Ok(configure)
     }
 
-    /// Checks the values, and returns an error without a line.
+    /// Checks the values: ports and sizes are in range, networks are CIDR
+    /// (`cnci_net` may be an address without a prefix), and `storage_uri`, `compute_ca`,
+    /// `compute_cert` and `client_auth_ca_cert_path` are empty, a URI or an absolute path.
+    ///
+    /// # Errors
+    /// [`Error::Document`] with the path of the first wrong value, and without a line.
+    pub fn validate(&self) -> Result<(), Error> {
+        self.check().map_err(Error::from)
+    }
+
     fn check(&self) -> Result<(), yaml::Error> {
         let controller = &self.controller;
         for (path, location) in [

@@ -187,7 +187,7 @@ fn configure_is_read_and_written_back() {
         },
     };
     assert_eq!(decoded, expected);
-    assert!(Configure::decode_valid(&decoded.encode()).is_ok());
+    assert_eq!(decoded.validate(), Ok(()));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn older_configure_takes_single_networks_and_ignores_older_keys() {
     assert_eq!(decoded.launcher.compute_net, ["10.0.0.0/24"]);
     assert_eq!(decoded.launcher.mgmt_net, ["10.0.0.0/24"]);
     assert!(decoded.launcher.disk_limit && decoded.launcher.mem_limit);
-    assert!(Configure::decode_valid(&decoded.encode()).is_ok());
+    assert_eq!(decoded.validate(), Ok(()));
 
     let decoded: Configure = older(&fixture("old2017_CONFIGURE"));
     let expected = Configure {
@@ -214,7 +214,7 @@ fn older_configure_takes_single_networks_and_ignores_older_keys() {
         ..Configure::default()
     };
     assert_eq!(decoded, expected);
-    assert!(Configure::decode_valid(&decoded.encode()).is_ok());
+    assert_eq!(decoded.validate(), Ok(()));
 }
 
 #[test]
@@ -297,7 +297,8 @@ fn configure_values_are_checked_with_path_and_line() {
         assert_eq!(error.path(), format!("configure.{path}"), "{document}{error}");
         assert_eq!(error.line(), Some(line), "{document}{error}");
         assert!(!error.is_malformed());
-        assert!(Configure::decode(document.as_bytes()).is_ok(), "{document}");
+        let decoded = Configure::decode(document.as_bytes()).unwrap();
+        assert_eq!(decoded.validate().unwrap_err().path(), error.path());
     }
     let fine =
         "configure:\n  scheduler: {storage_uri: \"https://a/%20b\"}\n  launcher: {mgmt_net: [fd00::/8]}\n";
