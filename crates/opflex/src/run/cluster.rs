@@ -282,7 +282,7 @@ impl Shared {
         let objects = read(&stored.text).map_err(CallError::Document);
         let applied = objects.and_then(|objects| {
             // The revision is set in the same call: a revision between the two may be that of a document, too.
-            let Edited { changed, .. } = own_copy::reload(&self.events, objects, None, Some(revision))?;
+            let Edited { changed, .. } = own_copy::replace(&self.events, objects, revision)?;
             info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
             Ok(())
         });

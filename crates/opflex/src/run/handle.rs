@@ -8,7 +8,7 @@
 //!                └─ several servers ─▶ cluster ─▶ engine, own_copy
 //! ```
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::cluster;
@@ -18,7 +18,7 @@ use super::own_copy::{self, Edited};
 use super::server_side::{self, ServerEvents};
 use crate::model::{Edit, ManagedObject, Piece};
 use crate::server::{AgentInfo, RequestCounters, ServerCore, SessionInfo};
-use ssntp_transport::{BudgetFigures, DispatcherFigures, Occupancy, dispatch};
+use ssntp_transport::{BudgetFigures, DispatcherFigures, Occupancy, dispatch, locked};
 
 /// A handle by which other threads use a server.
 ///
@@ -30,10 +30,35 @@ use ssntp_transport::{BudgetFigures, DispatcherFigures, Occupancy, dispatch};
 pub struct ServerHandle {
     pub(super) events: ServerEvents,
     pub(super) keeper: Option<KeeperSender>,
+    pub(super) edits: Arc<Edits>,
     /// The cluster, if several servers share the policy.
     pub(super) cluster: Option<Arc<cluster::Shared>>,
     /// The handshakes under way. `None` until the server accepts clients.
     pub(super) occupancy: Option<Arc<Occupancy>>,
+}
+
+/// The edits of a server alone. Some are made in pieces, so one waits for the other.
+#[derive(Debug, Default)]
+pub(super) struct Edits {
+    /// True if no edit begins any more.
+    ended: Mutex<bool>,
+}
+
+impl Edits {
+    /// Makes one edit, while no other one is made. Blocks until the earlier ones are made.
+    fn one(&self, edit: impl FnOnce() -> Result<Edited, CallError>) -> Result<Edited, CallError> {
+        let ended = locked(&self.ended);
+        if *ended {
+            return Err(CallError::Stopped);
+        }
+        edit()
+    }
+
+    /// Blocks until the edits under way are made. No edit begins any more, so a part of one is never
+    /// kept.
+    pub(super) fn end(&self) {
+        *locked(&self.ended) = true;
+    }
 }
 
 impl ServerHandle {
@@ -48,9 +73,10 @@ impl ServerHandle {
         server_side::call(&self.events, |core, now| call(core, now))
     }
 
-    /// Changes policy, and returns the number of changed objects. A reload is compared with the present
-    /// policy on this thread. In a cluster, the policy of all servers is changed, and the call returns
-    /// when this server has read it back from the engine.
+    /// Changes policy, and returns the number of changed objects. A merge of more than a thousand
+    /// objects is checked as a whole and then made in pieces. A reload is compared with the present
+    /// policy on this thread, and its changes are made in pieces, too. In a cluster, the policy of all
+    /// servers is changed, and the call returns when this server has read it back from the engine.
     ///
     /// # Errors
     /// [`CallError`].
@@ -68,7 +94,7 @@ impl ServerHandle {
         if let Some(cluster) = &self.cluster {
             return cluster.edit(&edit, at);
         }
-        let edited = own_copy::edit(&self.events, edit, at)?;
+        let edited = self.edits.one(|| own_copy::edit(&self.events, edit, at))?;
         // Also if nothing changed: an edit that is repeated after a failed write has to be kept, too.
         if let Some(keeper) = &self.keeper {
             keeper.wait()?;

@@ -1,11 +1,14 @@
 //! This server's own copy of the policy, which the core has: reading it and editing it from other
-//! threads. A long read is made in pieces, between which the dispatcher handles other events.
+//! threads. A long read or edit is made in pieces, between which the dispatcher handles other events.
 //!
-//! An edit is one call, so clients never get a part of it. A reload is compared with the policy piece by
-//! piece on the thread of the caller, so the dispatcher gets only the objects that differ. If another
-//! edit comes between, the dispatcher compares them.
+//! An edit of up to [`PIECE`] objects is one call, so clients never get a part of it. A larger edit is
+//! checked as a whole and then made in pieces, parents first: a call with 100,000 objects would let every
+//! client wait for a second. A reload is compared with the policy piece by piece on the thread of the
+//! caller, so the dispatcher gets only the objects that differ. If another edit comes between, the rest is
+//! one call, in which the dispatcher compares.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +18,8 @@ use super::server_side::{ServerEvents, call};
 use crate::message::Store;
 use crate::model::{Edit, ManagedObject, ObjectRef, Piece, Tree, Uri};
 
+/// The maximum number of objects in one piece of an edit.
+const PIECE: usize = 1000;
 /// The number of attempts to read the policy at one revision.
 const ATTEMPTS: u32 = 4;
 
@@ -85,21 +90,21 @@ fn visit<T>(
 /// Makes an edit. With `at`, it fails unless policy has this revision.
 pub(super) fn edit(events: &ServerEvents, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
     match edit {
-        Edit::Reload(objects) => reload(events, objects, at, None),
+        Edit::Merge(objects) if objects.len() > PIECE => merge_in_pieces(events, objects, at),
+        Edit::Reload(objects) => reload(events, objects, at),
         edit => change(events, at, None, move |_| edit),
     }
 }
 
-/// Replaces all policy by these objects. With `at`, it fails unless policy has this revision. With
-/// `then`, policy has that revision afterwards.
-pub(super) fn reload(
+/// Replaces all policy by that of the cluster, which has this revision.
+pub(super) fn replace(
     events: &ServerEvents,
     objects: Vec<ManagedObject>,
-    at: Option<u64>,
-    then: Option<u64>,
+    revision: u64,
 ) -> Result<Edited, CallError> {
-    let (compared, wanted, delete, merge) = difference(events, objects)?;
-    change(events, at, then, move |is| {
+    let (compared, wanted, Difference { delete, merge, .. }) = difference(events, objects)?;
+    // One call, because each piece would have a revision of its own, which a document may have, too.
+    change(events, None, Some(revision), move |is| {
         if is == compared {
             Edit::Update(delete, merge)
         } else {
@@ -107,6 +112,79 @@ pub(super) fn reload(
             Edit::Reload(wanted.to_objects())
         }
     })
+}
+
+fn merge_in_pieces(
+    events: &ServerEvents,
+    mut objects: Vec<ManagedObject>,
+    at: Option<u64>,
+) -> Result<Edited, CallError> {
+    objects.iter().try_for_each(ManagedObject::check)?;
+    if call(events, |core, _| core.policy().schema().is_some())? {
+        objects = call(events, move |core, _| {
+            core.policy().check_all(&objects).map(|()| objects)
+        })??;
+    }
+    // So that the parent of each object is in the same or in an earlier piece.
+    objects.sort_by(|a, b| a.uri.cmp(&b.uri));
+    in_pieces(events, at, Vec::new(), objects, Edit::Merge)
+}
+
+/// Deletes objects, and then merges checked and sorted objects in pieces. With `at`, it fails unless
+/// policy has this revision. If a later piece is refused, because another edit came between or because
+/// the model allows only the whole, `whole` makes one edit of the objects that are left.
+fn in_pieces(
+    events: &ServerEvents,
+    at: Option<u64>,
+    delete: Vec<Uri>,
+    objects: Vec<ManagedObject>,
+    whole: impl FnOnce(Vec<ManagedObject>) -> Edit + Send + 'static,
+) -> Result<Edited, CallError> {
+    let mut objects = objects.into_iter();
+    let first = objects.by_ref().take(PIECE).collect();
+    let mut edited = change(events, at, None, |_| Edit::Update(delete, first))?;
+    let add = |edited: &mut Edited, next: Edited| {
+        edited.changed += next.changed;
+        edited.revision = next.revision;
+    };
+    while objects.len() > 0 {
+        let piece: Vec<_> = objects.by_ref().take(PIECE).collect();
+        let merge = Edit::Merge(piece.clone());
+        match change(events, Some(edited.revision), None, |_| merge) {
+            Err(CallError::Revision { .. } | CallError::Model(_)) => {
+                let left = piece.into_iter().chain(objects).collect();
+                add(&mut edited, change(events, None, None, move |_| whole(left))?);
+                break;
+            }
+            next => add(&mut edited, next?),
+        }
+    }
+    Ok(edited)
+}
+
+fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
+    let (compared, wanted, difference) = difference(events, objects)?;
+    let wanted = Arc::new(wanted);
+    let whole = {
+        let wanted = Arc::clone(&wanted);
+        move |_| Edit::Reload(wanted.to_objects())
+    };
+    // Only at the revision of the comparison, which is wrong for any other one.
+    let revision = Some(at.unwrap_or(compared));
+    let Difference { delete, merge, .. } = difference;
+    let edited = if difference.deletes_what_stays {
+        // Between two pieces, clients would lose objects that stay.
+        change(events, revision, None, |_| Edit::Update(delete, merge))
+    } else {
+        in_pieces(events, revision, delete, merge, whole)
+    };
+    match edited {
+        // Another edit came between. No edit can come between in one call.
+        Err(CallError::Revision { .. }) if at.is_none() => {
+            change(events, None, None, move |_| Edit::Reload(wanted.to_objects()))
+        }
+        result => result,
+    }
 }
 
 /// Makes, in one call, the edit that `edit` returns for the present revision.
@@ -132,12 +210,11 @@ fn change(
 }
 
 /// Compares the present policy with a wanted one, piece by piece: the revision of the present one, the
-/// wanted one, the objects to delete, and then the objects to merge, parents first. Policy that does not
-/// fit the model is refused.
+/// wanted one, and the difference. Policy that does not fit the model is refused.
 fn difference(
     events: &ServerEvents,
     objects: Vec<ManagedObject>,
-) -> Result<(u64, Tree, Vec<Uri>, Vec<ManagedObject>), CallError> {
+) -> Result<(u64, Tree, Difference), CallError> {
     let schema = call(events, |core, _| core.policy().schema().cloned())?;
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
@@ -146,8 +223,17 @@ fn difference(
         || Comparison::new(&wanted),
         |comparison, object| comparison.add(&object),
     )?;
-    let (delete, merge) = comparison.finish();
-    Ok((revision, wanted, delete, merge))
+    let difference = comparison.finish();
+    Ok((revision, wanted, difference))
+}
+
+/// What turns the present policy into another one: the objects to delete, and then the objects to merge,
+/// parents first.
+struct Difference {
+    delete: Vec<Uri>,
+    merge: Vec<ManagedObject>,
+    /// True if the deletion removes objects that are merged again.
+    deletes_what_stays: bool,
 }
 
 /// The comparison of the present policy, of which each object is added, with a wanted one.
@@ -189,8 +275,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// The objects to delete and to merge, once every object of the present policy was added.
-    fn finish(self) -> (Vec<Uri>, Vec<ManagedObject>) {
+    /// The difference, once every object of the present policy was added.
+    fn finish(self) -> Difference {
         let Self {
             present, mut delete, ..
         } = self;
@@ -206,8 +292,15 @@ impl<'a> Comparison<'a> {
         let objects = self.wanted.iter();
         let differing =
             objects.filter(|object| is_deleted(object.uri()) || present.get(object.uri()) != Some(&true));
-        let merge = differing.map(|object| object.to_object()).collect();
-        (delete, merge)
+        let merge: Vec<_> = differing.map(|object| object.to_object()).collect();
+        let is_restored =
+            |object: &ManagedObject| is_deleted(&object.uri) && present.contains_key(&object.uri);
+        let deletes_what_stays = merge.iter().any(is_restored);
+        Difference {
+            delete,
+            merge,
+            deletes_what_stays,
+        }
     }
 }
 
@@ -261,7 +354,17 @@ mod tests {
                 .to_objects()
                 .iter()
                 .for_each(|object| comparison.add(object));
-            let (delete, merge) = comparison.finish();
+            let Difference {
+                delete,
+                merge,
+                deletes_what_stays,
+            } = comparison.finish();
+            let stays = |uri: &Uri| wanted.get(uri).is_some();
+            let removed = delete.iter().flat_map(|uri| edited.subtree(uri));
+            assert_eq!(
+                deletes_what_stays,
+                removed.into_iter().any(|object| stays(object.uri()))
+            );
             if after == before {
                 assert!(delete.is_empty() && merge.is_empty(), "{delete:?} {merge:?}");
             }

@@ -130,6 +130,7 @@ impl Server {
         let handle = ServerHandle {
             events: events.clone(),
             keeper: sender(),
+            edits: Arc::default(),
             cluster: None,
             occupancy: None,
         };
@@ -262,6 +263,8 @@ impl Drop for Server {
         self.cluster = None;
         // Before the keeper, for which edits of control connections may wait.
         self.local.drain(..).for_each(Acceptance::stop);
+        // An edit of the application may be under way, too.
+        self.handle.edits.end();
         self.keeper = None;
         let _ = events.send(DispatchEvent::Exit);
     }
