@@ -261,7 +261,8 @@ pub enum CallError {
     /// The call was made on the dispatcher, inside another call, and would wait for itself.
     #[error("the call was made inside another call")]
     OnDispatcher,
-    /// The objects do not fit the model. The policy is unchanged.
+    /// The objects do not fit the model. The policy is unchanged, except by the first objects of an edit that is so
+    /// long that it is made in pieces.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The policy was changed, but it could not be written to its file.
