@@ -18,8 +18,8 @@ const MAX_FILE_LEN: u64 = 16 << 20;
 /// not parsed. Blocks while the file is read.
 ///
 /// # Errors
-/// [`Error::Read`], or [`Error::Content`] with [`Fault::NotPem`], [`Fault::BadPem`] or
-/// [`Fault::NoCertificate`].
+/// [`Error::Read`], or [`Error::Content`] with [`Fault::NotPem`](crate::Fault::NotPem),
+/// [`Fault::BadPem`](crate::Fault::BadPem) or [`Fault::NoCertificate`](crate::Fault::NoCertificate).
 pub fn load_certificates(path: impl AsRef<Path>) -> Result<Vec<CertificateDer<'static>>, Error> {
     let path = path.as_ref();
     let sections = load(path)?;
