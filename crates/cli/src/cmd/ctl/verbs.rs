@@ -13,6 +13,7 @@ use ssntp_view::{CommandError, Controller, Order, View};
 use uuid::Uuid;
 
 use super::moves::{Moves, drain};
+use super::session::POLL;
 use super::workload::WorkloadArgs;
 use super::{Invocation, Session, tenant};
 
@@ -66,6 +67,17 @@ pub(super) fn start(cx: &Invocation, args: StartArgs) -> Result<(), Failure> {
     let is_named = !tenant.is_empty() && tenant.uuid().is_none();
     if is_named && start.networking.concentrator_uuid.is_empty() {
         tenant::check(&session, tenant.as_str())?;
+    }
+    if !start.requirements.labels.is_empty() {
+        let heeds = || Ok(session.controller.look(View::heeds_constraints));
+        match cx.stop.poll(POLL, session.limit, heeds)? {
+            Some(true) => {}
+            Some(false) => return Err(Failure::new("the scheduler is older and ignores constraints")),
+            None => {
+                let why = "the scheduler has not reported all nodes, so it is not known whether it heeds constraints";
+                return Err(Failure::new(why).with_advice("try again"));
+            }
+        }
     }
     let starts: Vec<_> = workload.starts().collect();
     let send = |start: &StartPayload| session.controller.start_workload(start).map(Some);

@@ -16,7 +16,7 @@ use ssntp::proto::{Command as Kind, Frame, FrameKind};
 use ssntp::server::{Context, Handler, Server, ServerConfig, SessionInfo};
 use ssntp_payload::{
     InstanceState, InstanceStats, MAX_STREAM_CHUNK, NodeConnected, NodeStatus, NodeType, Outputs, Ready,
-    Stats, StreamData, stream_of, stream_opened,
+    SnapshotComplete, Stats, StreamData, stream_of, stream_opened,
 };
 use ssntp_view::{Controller, ControllerConfig, StreamError, StreamEvent, StreamRequest};
 use uuid::Uuid;
@@ -308,6 +308,13 @@ impl Handler for Old {
         cx.send_payload(session.uuid(), &connected).unwrap();
         cx.send_payload(session.uuid(), &stats(self.node, self.instance))
             .unwrap();
+        let snapshot = SnapshotComplete {
+            nodes: 1,
+            reporting: 1,
+            instances: 1,
+            ..SnapshotComplete::default()
+        };
+        cx.send_payload(session.uuid(), &snapshot).unwrap();
     }
 
     fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
@@ -317,21 +324,38 @@ impl Handler for Old {
     }
 }
 
+fn old(cluster: &Cluster, node: Uuid, instance: Uuid, answers: bool) -> Server {
+    let directory = cluster.path("");
+    let identity = Identity::load(directory.join("scheduler.pem")).unwrap();
+    let config = ServerConfig::new(identity, Trust::load(directory.join("ca.pem")).unwrap())
+        .listen("127.0.0.1:0".parse().unwrap());
+    let old = Old {
+        node,
+        instance,
+        answers,
+    };
+    Server::start(config, old).unwrap()
+}
+
+#[test]
+fn a_constraint_that_an_older_scheduler_would_ignore_is_refused() {
+    let cluster = Cluster::new("");
+    let server = old(&cluster, Uuid::new_v4(), Uuid::new_v4(), true);
+    let address = server.addresses()[0].to_string();
+    let line = format!("start --no-wait --constraint zone=a --connect {address} -- sleep 1");
+    assert_eq!(
+        cluster.fails(&line),
+        "the scheduler is older and ignores constraints"
+    );
+    server.stop();
+}
+
 #[test]
 fn a_scheduler_without_streams_is_reported_as_older() {
     let cluster = Cluster::new("");
     for answers in [true, false] {
         let (node, instance) = (Uuid::new_v4(), Uuid::new_v4());
-        let directory = cluster.path("");
-        let identity = Identity::load(directory.join("scheduler.pem")).unwrap();
-        let config = ServerConfig::new(identity, Trust::load(directory.join("ca.pem")).unwrap())
-            .listen("127.0.0.1:0".parse().unwrap());
-        let old = Old {
-            node,
-            instance,
-            answers,
-        };
-        let server = Server::start(config, old).unwrap();
+        let server = old(&cluster, node, instance, answers);
         let address = server.addresses()[0].to_string();
         let line = format!("logs {instance} --connect {address}");
         cluster.is_over(&line, |error, seconds| {
