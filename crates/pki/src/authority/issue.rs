@@ -242,9 +242,16 @@ impl Authority {
         &self.certificate_pem
     }
 
-    /// The authority's private key as PEM text (PKCS#8). Keep it secret.
+    /// The authority's private key as PEM text, in the form in which it was loaded. Keep it secret.
     pub fn key_pem(&self) -> String {
-        self.issuer.key().serialize_pem()
+        let key = self.issuer.key();
+        // rcgen calls each form by the name of PKCS#8.
+        let name = match PrivateKeyDer::try_from(key.serialized_der()) {
+            Ok(PrivateKeyDer::Sec1(_)) => "EC PRIVATE KEY",
+            Ok(PrivateKeyDer::Pkcs1(_)) => "RSA PRIVATE KEY",
+            _ => "PRIVATE KEY",
+        };
+        key.serialize_pem().replace("PRIVATE KEY", name)
     }
 }
 

@@ -371,6 +371,33 @@ mod tests {
         assert_eq!(kept.authorities(), [renewed.info().clone(), other.info().clone()]);
     }
 
+    #[cfg(feature = "aws-lc-rs")]
+    #[test]
+    fn an_authority_whose_key_is_not_in_pkcs8_is_renewed_and_saved() {
+        use base64::Engine;
+        // PKCS#8 has the key in its older form at the end, which begins with these bytes after its length.
+        let forms = [
+            (KeyKind::P256, "EC", &[2, 1, 1, 4][..], 2),
+            (KeyKind::Rsa2048, "RSA", &[2, 1, 0, 2], 4),
+        ];
+        for (kind, name, begin, head) in forms {
+            let directory = tempfile::tempdir().unwrap();
+            let authority = Authority::new(&AuthorityRequest::default().key(kind)).unwrap();
+            authority.save(directory.path(), false).unwrap();
+            let der = authority.issuer.key().serialized_der();
+            let at = der.windows(4).position(|part| part == begin).unwrap() - head;
+            let key = base64::engine::general_purpose::STANDARD.encode(&der[at..]);
+            let key =
+                format!("-----BEGIN {name} PRIVATE KEY-----\n{key}\n-----END {name} PRIVATE KEY-----\n");
+            fs::write(directory.path().join("ca.key"), key).unwrap();
+            let loaded = Authority::load(&directory).unwrap();
+            let renewed = loaded.renew_itself(&directory, None).unwrap();
+            let elsewhere = tempfile::tempdir().unwrap();
+            renewed.save(elsewhere.path(), false).unwrap();
+            Authority::load(&elsewhere).unwrap();
+        }
+    }
+
     #[test]
     fn an_authority_is_not_renewed_if_it_would_lose_a_limit() {
         use rcgen::{ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, NameConstraints};
