@@ -168,7 +168,9 @@ pub struct Enrolled {
     /// The id of the token with which the node joined; empty after a renewal.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
-    /// The digest of the node's key, see [`SigningRequest::digest`].
+    /// The digest of the node's key, see [`SigningRequest::digest`]. Early versions have emptied it in their records; such a
+    /// certificate is not renewed.
+    #[serde(default)]
     pub key: String,
     /// The certificate and its issuer's, as PEM. No store has it: the certificate is signed again if its node lost it.
     #[serde(skip)]

@@ -309,6 +309,16 @@ mod tests {
     }
 
     #[test]
+    fn a_record_without_a_key_is_read_and_renews_nothing() {
+        let mut desk = Desk::new(1, None);
+        let joined = shown(&desk.join(&key()).unwrap());
+        let mut records = serde_json::to_value(&desk.records).unwrap();
+        records["certificates"][0].as_object_mut().unwrap().remove("key");
+        desk.records = serde_json::from_value(records).unwrap();
+        assert!(refusal(desk.renew(&joined, &key())).contains("records"));
+    }
+
+    #[test]
     fn the_same_key_gets_the_same_certificate_again_and_another_key_gets_none() {
         let own = Uuid::from_u128(9);
         let mut desk = Desk::new(5, Some(own));
