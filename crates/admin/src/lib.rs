@@ -83,7 +83,8 @@ const LOG: &str = "ssntp_admin";
 ///
 /// # Threads
 /// It owns its threads: one that accepts at each address, one for each connection,
-/// and one that calls the source. Dropping it ends all of them; it waits for a call of the source that is under way.
+/// and one that calls the source. [`stop`](Self::stop), or dropping it, ends all of
+/// them; it waits for a call of the source that is under way.
 #[derive(Debug)]
 pub struct Admin {
     // The order of the fields is the order of dropping. The sampler is first: connections that wait for figures get an
@@ -129,5 +130,10 @@ impl Admin {
     /// Makes `/readyz` answer that the process is stopping.
     pub fn stopping(&self) {
         self.pages.stopping();
+    }
+
+    /// Ends every connection and every thread.
+    pub fn stop(self) {
+        drop(self);
     }
 }

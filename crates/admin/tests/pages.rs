@@ -109,7 +109,7 @@ fn a_dispatcher_that_does_not_answer_is_reported_and_blocks_no_page() {
     assert!(get(&admin, "/readyz").1.contains("it is stopping"));
     until(&admin, "/healthz", 200);
     server.stop();
-    drop(admin);
+    admin.stop();
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn clients_that_do_not_read_hold_at_most_two_large_answers() {
     let shown = body["sessions"].as_array().unwrap().len();
     assert!((500..600).contains(&shown), "{shown}");
     assert_eq!((&body["next"], &body["connected"]), (&json!(shown), &json!(1000)));
-    drop(admin);
+    admin.stop();
 }
 
 /// An empty Host header is not a name of this host.

@@ -27,7 +27,7 @@ pub(crate) fn roles(usages: &ExtendedKeyUsage<'_>) -> Role {
     for (role, _, arc) in Role::TABLE {
         let is_it = |oid: &[u8]| oid.split_last() == Some((&arc, &BRANCH[..]));
         if usages.other.iter().any(|oid| is_it(oid.as_bytes())) {
-            roles = roles | role;
+            roles |= role;
         }
     }
     roles

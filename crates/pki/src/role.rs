@@ -2,7 +2,7 @@
 //! (docs/protocol.md, "Roles").
 
 use std::fmt;
-use std::ops::{BitAnd, BitOr};
+use std::ops::{BitAnd, BitOr, BitOrAssign};
 use std::str::FromStr;
 
 /// A set of roles. One entity may hold several.
@@ -114,6 +114,12 @@ impl BitOr for Role {
     }
 }
 
+impl BitOrAssign for Role {
+    fn bitor_assign(&mut self, rhs: Self) {
+        self.0 |= rhs.0;
+    }
+}
+
 impl BitAnd for Role {
     type Output = Self;
     fn bitand(self, rhs: Self) -> Self {
@@ -149,7 +155,7 @@ impl FromStr for Role {
                 .iter()
                 .find(|(_, known, _)| known.eq_ignore_ascii_case(name));
             match known {
-                Some((role, _, _)) => roles = roles | *role,
+                Some((role, _, _)) => roles |= *role,
                 None => return Err(ParseRoleError(name.to_owned())),
             }
         }
@@ -192,7 +198,12 @@ mod tests {
     fn sets_of_roles_join_meet_and_fall_into_single_roles() {
         for (a, b) in (0..64).flat_map(|a| (0..64).map(move |b| (a, b))) {
             let (one, other) = (Role::from_bits(a), Role::from_bits(b));
-            assert_eq!(one | other, Role::from_bits(a | b));
+            let mut joined = one;
+            joined |= other;
+            assert_eq!(
+                (one | other, joined),
+                (Role::from_bits(a | b), Role::from_bits(a | b))
+            );
             assert_eq!(one & other, Role::from_bits(a & b));
             assert_eq!(one.intersects(other), a & b != 0);
             let singles: Vec<_> = one.iter().map(Role::bits).collect();
