@@ -166,11 +166,12 @@ impl Receiver {
         !self.is_ending && (self.is_slow || self.line.pauses_others())
     }
 
-    /// The memory in its queue at which its line moves. It is several batches of the writer below the
-    /// mark, so that the dispatcher gets one event for all of them, and a thousand paused senders go on in
-    /// groups.
+    /// The memory in its queue at which its line moves. It is a batch of the writer below the mark, or
+    /// more, so that the dispatcher gets one event for all of it, and a thousand paused senders go on in
+    /// groups. If it is half of the mark, eight senders to one receiver are slower by some 7 %, because they stop
+    /// for longer.
     fn low_mark(&self) -> u64 {
-        self.mark() / 2
+        self.mark() / 4 * 3
     }
 
     /// Has the writer report when there is something to do for this receiver. False if there is
