@@ -4,7 +4,7 @@
 //! little is short. The queue of one that takes much is long: otherwise its senders would be stopped
 //! and woken all the time. So the mark is what the receiver takes in a hundredth of a second, measured from
 //! one time at which its queue was full to another that is a tenth of a second later or more: in a
-//! shorter time, a receiver that has just been woken seems slow.
+//! shorter time, a receiver that has just been woken seems slow. The system may keep a quarter of the mark unsent.
 
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,11 @@ impl Mark {
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The bytes that the system may keep unsent for the receiver.
+    pub(super) fn unsent(&self) -> u64 {
+        self.bytes / 4
     }
 
     /// Notes that the queue is full, and that `left` bytes of memory have left it since it exists. True if

@@ -101,6 +101,7 @@ impl Receiver {
     ) -> Result<(), PushError> {
         match self.push(item, is_own, at_once) {
             Err(PushError::Full(item)) if self.mark.full(now, self.outbox.left().0) => {
+                self.outbox.allow_unsent(self.mark.unsent());
                 self.push(item, is_own, at_once)
             }
             other => other,

@@ -477,6 +477,9 @@ impl Duplex for Newcomer {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.try_write(bytes)
     }
+    fn allow_unsent(&self, bytes: u64) {
+        self.stream.allow_unsent(bytes);
+    }
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.stream.shutdown(how)
     }

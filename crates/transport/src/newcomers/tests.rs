@@ -1,11 +1,13 @@
 use std::sync::atomic::AtomicUsize;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
+use socket2::{Domain, Socket, Type};
 
 use super::slots::{BRIEF, PATIENCE, Slots, WHOLE_CONNECTION};
 use super::*;
 use crate::socket::memory;
 use crate::socket::memory::{Faults, MemoryListener, MemoryStream};
+use crate::stream::{BufferPool, plain};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(3600);
@@ -540,6 +542,21 @@ fn only_bytes_of_a_peer_count_as_sent_by_it() {
         handshakes.cut_slowest(&mut handshakes.lock(), begin + time);
         assert_eq!(state_of(&slot), state);
     }
+}
+
+#[test]
+fn the_system_may_keep_more_for_a_session_that_takes_much() {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_tcp_notsent_lowat(1).unwrap();
+    let system = socket.try_clone().unwrap();
+    let handshakes = Arc::new(handshakes(1, echo(), really(), PATIENCE));
+    let slot = handshakes
+        .take_slot(0, (Arc::new(socket), PeerAddress::Memory))
+        .unwrap();
+    plain(slot.newcomer.stream(), BufferPool::new())
+        .transmit
+        .allow_unsent(1000);
+    assert_eq!(system.tcp_notsent_lowat().unwrap(), 1000);
 }
 
 #[test]

@@ -75,6 +75,8 @@ pub(super) struct Ledger {
     pub(super) left: u64,
     /// The value of `left` at which the dispatcher gets a report; also due when no item waits.
     report_at: Option<u64>,
+    /// What the system may keep unsent, for the writer to apply.
+    pub(super) unsent: Option<u64>,
     /// True if the reader has left bytes for the socket.
     flush: bool,
     /// True if a nudge is in the channel. One nudge is enough.
@@ -94,6 +96,7 @@ impl Ledger {
             sleepers: 0,
             left: 0,
             report_at: None,
+            unsent: None,
             flush: false,
             nudged: false,
         }

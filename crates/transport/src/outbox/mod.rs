@@ -144,6 +144,8 @@ pub struct Due {
     pub(super) batch: Load,
     /// The reader has left bytes, such as answers of TLS, that are to be written to the socket.
     pub(super) flush: bool,
+    /// See [`Outbox::allow_unsent`].
+    unsent: Option<u64>,
     /// The outbox was aborted or has failed, so the writer ends at once.
     pub over: bool,
 }
@@ -262,6 +264,12 @@ impl Outbox {
     pub fn request_room(&self, left: u64) -> bool {
         interleave();
         self.ledger().request_room(left)
+    }
+
+    /// Lets the system keep this many bytes unsent from the next batch of the writer on, see
+    /// [`Duplex::allow_unsent`](crate::socket::Duplex::allow_unsent).
+    pub(super) fn allow_unsent(&self, bytes: u64) {
+        self.ledger().unsent = Some(bytes);
     }
 
     /// The budget in which the queue's memory counts.
@@ -428,6 +436,7 @@ impl Outbox {
         // Reset even if a nudge is still in the channel: the writer reads the ledger now.
         ledger.reset_nudge();
         due.flush = ledger.take_flush();
+        due.unsent = ledger.unsent.take();
         due.over = ledger.is_over();
         due
     }
@@ -444,6 +453,9 @@ impl Outbox {
             transmit.flush()?;
             *begun = None;
             self.sent_by_writer(load, room);
+        }
+        if let Some(bytes) = due.unsent {
+            transmit.allow_unsent(bytes);
         }
         if !batch.is_empty() {
             transmit.transmit(batch)?;

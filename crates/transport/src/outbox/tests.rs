@@ -128,6 +128,10 @@ impl Transmit for Wire {
         self.call("finish")
     }
 
+    fn allow_unsent(&mut self, bytes: u64) {
+        self.call(format!("{bytes} unsent")).unwrap();
+    }
+
     fn idle(&mut self) {
         self.call("idle").unwrap();
     }
@@ -181,6 +185,19 @@ fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
     assert_eq!(wire.log(), ["b", "c", "d at once"]);
     assert_eq!((outbox.waiting(), outbox.sent().items), (Load::default(), 4));
     assert!(Wire::step(&outbox).is_none(), "the writer was not woken for d");
+}
+
+#[test]
+fn the_system_may_keep_more_from_the_next_batch_on() {
+    let (outbox, wire) = opened(Limits::default());
+    outbox.allow_unsent(7);
+    outbox.allow_unsent(8);
+    outbox.push(item("a"), Limits::NONE, true).unwrap();
+    outbox.push(item("b"), Limits::NONE, false).unwrap();
+    Wire::write(&outbox);
+    outbox.push(item("c"), Limits::NONE, false).unwrap();
+    Wire::write(&outbox);
+    assert_eq!(wire.log(), ["a at once", "8 unsent", "b", "c"]);
 }
 
 #[test]

@@ -52,6 +52,13 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
+    /// Lets the system keep this many written bytes that it has not sent yet, or as many as the stream's kind
+    /// allows at most, if it keeps fewer so far. For a peer that takes much, because the writer is woken less often.
+    /// Does not block. Default: no effect.
+    fn allow_unsent(&self, bytes: u64) {
+        let _ = bytes;
+    }
+
     /// Ends one direction or both, and wakes threads that wait in it.
     ///
     /// # Errors
@@ -169,6 +176,11 @@ impl WriteHalf {
         }
         self.count(sent);
         self.rest.extend_from_slice(&bytes[sent..]);
+    }
+
+    /// As [`Duplex::allow_unsent`].
+    pub(crate) fn allow_unsent(&self, bytes: u64) {
+        self.stream.allow_unsent(bytes);
     }
 
     /// Ends the writing direction.

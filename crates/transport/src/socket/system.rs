@@ -9,6 +9,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::Socket;
 
 use super::duplex::{Duplex, PeerAddress};
+use super::tcp;
 
 impl Duplex for Socket {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -33,6 +34,10 @@ impl Duplex for Socket {
 
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         sent(self, bytes, SendFlags::DONTWAIT)
+    }
+
+    fn allow_unsent(&self, bytes: u64) {
+        tcp::allow_unsent(self, bytes);
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {

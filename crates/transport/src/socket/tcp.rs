@@ -113,7 +113,7 @@ pub(super) fn addresses(
 fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let (pipe, _watch) = cancel.pipe()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    bound_buffers(&socket, UNSENT_OF_DIALLED)?;
+    bound_buffers(&socket, MOST_UNSENT)?;
     disable_pacing(&socket, address);
     // Non-blocking, so that the wait ends at the limit or when it is cancelled.
     socket.set_nonblocking(true)?;
@@ -212,23 +212,30 @@ const RECEIVE_BUFFER: usize = 256 * 1024;
 /// default it takes up to 4 MiB if segments are long, such as the 64 KiB of loopback. A thousand receivers
 /// that are slower than their senders then reach the same limit of all sockets, segments are dropped, and
 /// all connections wait for retransmissions. Bytes that the system has not taken are in the queue, where
-/// they count against the budget and a policy may drop them. With half of it a writer to one fast receiver waits
-/// so often that a tenth of the throughput is lost; with twice as much, the frames of one sender to a thousand
-/// receivers are a tenth older.
+/// they count against the budget and a policy may drop them. And a frame is as old when it arrives as the bytes
+/// before it: with twice as much, frames to a thousand receivers are a tenth older.
 const UNSENT: u32 = 512 * 1024;
 
-/// The same for a connection that this process has dialled, of which it has few. A server that pauses a client reads
-/// a little now and then. Linux forgets how long it has probed the full window only if the window opens by the
-/// whole next segment, and with a quarter of this it seldom did: the client's system ended one of five such
-/// sessions after `TcpOptions::unacknowledged`, on a busy machine.
-const UNSENT_OF_DIALLED: u32 = 1024 * 1024;
+/// The most for a peer that takes much, see [`allow_unsent`]: with [`UNSENT`] its writer waits so often that up to a
+/// tenth of the throughput is lost. A connection that this process has dialled has it from the start. A server that
+/// pauses a client reads a little now and then. Linux forgets how long it has probed the full window only if the
+/// window opens by the whole next segment, and with a quarter of this it seldom did: the client's system ended
+/// one of five such sessions after `TcpOptions::unacknowledged`, on a busy machine.
+const MOST_UNSENT: u32 = 1024 * 1024;
 
-/// Bounds what the system keeps for a connection, also because a frame is as old when it arrives as the bytes
-/// before it. A socket is bounded before it is connected or listens, and accepted sockets inherit the bounds.
-/// A system that allows less uses its maximum.
+/// Bounds what the system keeps for a connection. A socket is bounded before it is connected or listens, and
+/// accepted sockets inherit the bounds. A system that allows less uses its maximum.
 fn bound_buffers(socket: &Socket, unsent: u32) -> io::Result<()> {
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     socket.set_tcp_notsent_lowat(unsent)
+}
+
+/// See [`Duplex::allow_unsent`]; at most [`MOST_UNSENT`]. No effect on a socket that is not TCP.
+pub(super) fn allow_unsent(socket: &Socket, bytes: u64) {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(MOST_UNSENT);
+    if socket.tcp_notsent_lowat().is_ok_and(|allowed| allowed < bytes) {
+        let _ = socket.set_tcp_notsent_lowat(bytes);
+    }
 }
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
@@ -262,13 +269,20 @@ mod tests {
         let limit = Duration::from_secs(20);
         let dialled = connect_one(address, limit, &Cancel::new()).unwrap();
         let (accepted, _) = listeners[0].accept().unwrap();
-        for (end, unsent) in [(&dialled, UNSENT_OF_DIALLED), (&accepted, UNSENT)] {
+        for (end, unsent) in [(&dialled, MOST_UNSENT), (&accepted, UNSENT)] {
             assert_eq!(end.tcp_notsent_lowat().unwrap(), unsent);
             // The system counts its own overhead as well, and may allow less.
             let size = end.recv_buffer_size().unwrap();
             assert!((1..=2 * RECEIVE_BUFFER).contains(&size), "{size}");
             // Set before it was connected: afterwards it would be paced nevertheless.
             assert!(end.tcp_congestion().unwrap().starts_with(b"reno"));
+            let kept = |allowed: u64| {
+                end.allow_unsent(allowed);
+                end.tcp_notsent_lowat().unwrap()
+            };
+            assert_eq!(kept(1), unsent, "what is allowed is not taken back");
+            assert_eq!(kept(u64::from(UNSENT) + 1), unsent.max(UNSENT + 1));
+            assert_eq!(kept(u64::MAX), MOST_UNSENT);
         }
     }
 

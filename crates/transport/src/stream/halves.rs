@@ -73,6 +73,11 @@ pub trait Transmit: Send + fmt::Debug {
         let _ = written;
     }
 
+    /// As [`Duplex::allow_unsent`]. Default: no effect.
+    fn allow_unsent(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
     /// Gives buffers back, because there is nothing to send at present.
     fn idle(&mut self) {}
 }
@@ -255,6 +260,10 @@ impl Transmit for PlainTransmit {
 
     fn count_in(&mut self, written: Arc<AtomicU64>) {
         self.stream.count_in(written);
+    }
+
+    fn allow_unsent(&mut self, bytes: u64) {
+        self.stream.allow_unsent(bytes);
     }
 
     fn idle(&mut self) {

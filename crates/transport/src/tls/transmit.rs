@@ -148,6 +148,10 @@ impl Transmit for TlsTransmit {
         self.stream.count_in(written);
     }
 
+    fn allow_unsent(&mut self, bytes: u64) {
+        self.stream.allow_unsent(bytes);
+    }
+
     fn idle(&mut self) {
         self.buffer.release();
     }
@@ -251,5 +255,17 @@ mod tests {
         }
         last.unwrap().join().unwrap().unwrap();
         assert!(peer.inbox.bytes_mut().iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn the_system_may_keep_more_for_a_session_over_tls() {
+        use socket2::{Domain, Socket, Type};
+
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_tcp_notsent_lowat(1).unwrap();
+        let system = socket.try_clone().unwrap();
+        let (sealer, _) = super::super::testing::server();
+        TlsTransmit::new(Arc::new(socket), sealer, BufferPool::new()).allow_unsent(1000);
+        assert_eq!(system.tcp_notsent_lowat().unwrap(), 1000);
     }
 }

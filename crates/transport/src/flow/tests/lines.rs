@@ -26,6 +26,32 @@ fn others_may_fill_half_of_a_queue_and_further_items_wait() {
 }
 
 #[test]
+fn the_system_may_keep_more_for_a_receiver_that_takes_much() {
+    let mut net = Net::new(1 << 40);
+    net.flow.least_mark = MEMORY;
+    let [sender, receiver] = [net.peer(1 << 10), net.peer(1 << 10)];
+    net.send(&sender, &receiver, 2);
+    assert!(net.waits(&sender));
+    for _ in 0..100 {
+        net.drain(&receiver);
+        net.send(&sender, &receiver, 2);
+    }
+    let allowed = || {
+        let log = receiver.wire.log();
+        log.into_iter().filter(|call| call.ends_with("unsent"))
+    };
+    assert_eq!(allowed().count(), 0);
+    net.drain(&receiver);
+    net.start = net.at(100);
+    net.send(&sender, &receiver, 2);
+    assert!(!net.waits(&sender), "the mark is higher now");
+    net.drain(&receiver);
+    // It has taken 202 units in a tenth of a second.
+    let mark = 202 * MEMORY / 10;
+    assert!(allowed().eq([format!("{} unsent", mark / 4)]));
+}
+
+#[test]
 fn unread_answers_hold_only_their_receiver() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(64), net.peer(4)];
