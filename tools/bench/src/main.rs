@@ -69,7 +69,7 @@ struct Args {
     /// The time for which each case is measured
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     seconds: Duration,
-    /// The number of measurements of each case; the medians are printed
+    /// The number of measurements of each case; the medians of figures and of ratios within a run are printed
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure only these cases or groups of cases; --list names them
