@@ -75,7 +75,7 @@ pub(super) struct Ledger {
     pub(super) left: u64,
     /// The value of `left` at which the dispatcher gets a report; also due when no item waits.
     report_at: Option<u64>,
-    /// What the system may keep unsent, for the writer to apply.
+    /// The bytes that the system may keep unsent from now on. `None` once the writer has told the stream.
     pub(super) unsent: Option<u64>,
     /// True if the reader has left bytes for the socket.
     flush: bool,
