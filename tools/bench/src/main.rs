@@ -302,7 +302,7 @@ fn measure(
         }
         let expired = bench.expired.swap(false, Relaxed);
         match figures {
-            Ok(figures) if !expired => report.add(case, system, figures),
+            Ok(figures) if !expired => report.add(case, system, run, figures),
             result => {
                 failed += 1;
                 progress.clear();

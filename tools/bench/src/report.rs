@@ -1,5 +1,7 @@
 //! Medians over the runs, as lines of a table or as JSON.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 
 use crate::cases::{Case, Figures};
@@ -17,13 +19,14 @@ pub(crate) struct Report {
 struct Row {
     case: Case,
     system: System,
-    /// The figures of each run, by name.
-    figures: Vec<(&'static str, Vec<f64>)>,
+    figures: Vec<(&'static str, Values)>,
 }
 
+/// A figure by the number of the run: a run that failed has none.
+type Values = BTreeMap<u32, f64>;
+
 impl Row {
-    /// The figure of this name in each run.
-    fn values(&self, name: &str) -> Option<&[f64]> {
+    fn values(&self, name: &str) -> Option<&Values> {
         let (_, values) = self.figures.iter().find(|(found, _)| *found == name)?;
         Some(values)
     }
@@ -34,8 +37,8 @@ impl Row {
 }
 
 /// The middle value, or the mean of the two in the middle.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
+fn median(values: &Values) -> f64 {
+    let mut sorted: Vec<_> = values.values().copied().collect();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -47,7 +50,7 @@ fn median(values: &[f64]) -> f64 {
 
 impl Report {
     /// Adds the figures of one run.
-    pub(crate) fn add(&mut self, case: Case, system: System, figures: Figures) {
+    pub(crate) fn add(&mut self, case: Case, system: System, run: u32, figures: Figures) {
         let known = self
             .rows
             .iter()
@@ -63,8 +66,8 @@ impl Report {
         let row = &mut self.rows[at];
         for (name, value) in figures {
             match row.figures.iter_mut().find(|(found, _)| *found == name) {
-                Some((_, values)) => values.push(value),
-                None => row.figures.push((name, vec![value])),
+                Some((_, values)) => _ = values.insert(run, value),
+                None => row.figures.push((name, Values::from([(run, value)]))),
             }
         }
     }
@@ -108,7 +111,7 @@ impl Report {
             let all: Map<_, _> = row
                 .figures
                 .iter()
-                .map(|(name, values)| ((*name).to_owned(), json!(values)))
+                .map(|(name, values)| ((*name).to_owned(), json!(values.values().collect::<Vec<_>>())))
                 .collect();
             object.insert("each".into(), Value::Object(all));
             Value::Object(object)
@@ -188,14 +191,21 @@ fn line(case: &str, figure: &str, cells: &[String], ratios: usize) -> String {
 
 /// The median of the ratios of the runs, with the smallest and the largest if there are several. A machine may be
 /// faster in one run than in the next, so two systems are compared within a run.
-fn ratio(ours: &[f64], theirs: &[f64]) -> String {
-    let pairs = ours.iter().zip(theirs);
-    let mut ratios: Vec<f64> = pairs.filter(|(_, t)| **t != 0.0).map(|(o, t)| o / t).collect();
-    ratios.sort_by(f64::total_cmp);
-    match ratios.as_slice() {
-        [] => String::new(),
-        [ratio] => format!("{ratio:.2}"),
-        [least, .., most] => format!("{:.2} ({least:.2} to {most:.2})", median(&ratios)),
+fn ratio(ours: &Values, theirs: &Values) -> String {
+    let of_run = |(run, theirs): (&u32, &f64)| Some((*run, ours.get(run)? / theirs));
+    let ratios: Values = theirs
+        .iter()
+        .filter(|(_, v)| **v != 0.0)
+        .filter_map(of_run)
+        .collect();
+    let least = ratios.values().copied().reduce(f64::min);
+    let most = ratios.values().copied().reduce(f64::max);
+    match (least, most) {
+        (Some(least), Some(most)) if ratios.len() > 1 => {
+            format!("{:.2} ({least:.2} to {most:.2})", median(&ratios))
+        }
+        (Some(only), _) => format!("{only:.2}"),
+        _ => String::new(),
     }
 }
 
@@ -217,8 +227,9 @@ mod tests {
 
     #[test]
     fn a_median_is_the_middle_one() {
-        assert_eq!(median(&[5.0, 1.0, 3.0]), 3.0);
-        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
+        let of = |values: &[f64]| median(&(1..).zip(values.iter().copied()).collect());
+        assert_eq!(of(&[5.0, 1.0, 3.0]), 3.0);
+        assert_eq!(of(&[4.0, 1.0, 3.0, 2.0]), 2.5);
     }
 
     #[test]
@@ -229,13 +240,14 @@ mod tests {
             receivers: 1,
             payload: 256,
         };
-        for (floor, rate) in [(4e6, 1e6), (8e6, 2e6), (6e6, 3e6)] {
+        for (run, floor, rate) in [(1, 4e6, 1e6), (2, 8e6, 2e6), (3, 6e6, 3e6)] {
             report.add(
                 Case::Floor { payload: 256 },
                 System::Ssntp,
+                run,
                 vec![("frames_per_second", floor)],
             );
-            report.add(routed, System::Ssntp, vec![("frames_per_second", rate)]);
+            report.add(routed, System::Ssntp, run, vec![("frames_per_second", rate)]);
         }
         let objects = report.json(routed, &Machine::read(), 0.25);
         assert_eq!(objects.len(), 1);
@@ -256,9 +268,19 @@ mod tests {
     fn a_comparison_has_the_ratio_to_each_peer_that_was_measured_with_its_range() {
         let mut report = Report::default();
         let case = Case::Latency { rate: 1_000 };
-        for (own, peer) in [(100.0, 200.0), (120.0, 400.0), (300.0, 400.0)] {
-            report.add(case, System::Ssntp, vec![("p99_us", own), ("frames_lost", 0.0)]);
-            report.add(case, System::Nats, vec![("p99_us", peer), ("frames_lost", 0.0)]);
+        for (run, own, peer) in [(1, 100.0, 200.0), (2, 120.0, 400.0), (3, 300.0, 400.0)] {
+            report.add(
+                case,
+                System::Ssntp,
+                run,
+                vec![("p99_us", own), ("frames_lost", 0.0)],
+            );
+            report.add(
+                case,
+                System::Nats,
+                run,
+                vec![("p99_us", peer), ("frames_lost", 0.0)],
+            );
         }
         let lines = report.lines(case, &[System::Nats, System::Mosquitto]);
         assert_eq!(lines.len(), 1, "no system lost a frame: {lines:?}");
@@ -266,10 +288,25 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_failed_on_one_system_is_not_compared() {
+        let mut report = Report::default();
+        let case = Case::Latency { rate: 1_000 };
+        // Their second run failed, and our third.
+        for (run, own) in [(1, 100.0), (2, 900.0), (4, 100.0)] {
+            report.add(case, System::Ssntp, run, vec![("p99_us", own)]);
+        }
+        for (run, peer) in [(1, 200.0), (3, 900.0), (4, 400.0)] {
+            report.add(case, System::Nats, run, vec![("p99_us", peer)]);
+        }
+        let lines = report.lines(case, &[System::Nats]);
+        assert!(lines[0].ends_with("0.38 (0.25 to 0.50)"), "{lines:?}");
+    }
+
+    #[test]
     fn a_comparison_has_the_cases_of_our_server_alone() {
         let mut report = Report::default();
         let case = Case::Floor { payload: 256 };
-        report.add(case, System::Ssntp, vec![("frames_per_second", 4e6)]);
+        report.add(case, System::Ssntp, 1, vec![("frames_per_second", 4e6)]);
         let lines = report.lines(case, &[System::Nats]);
         assert!(
             lines[0].contains("floor/256") && lines[0].contains("4.00 M"),
