@@ -267,7 +267,7 @@ fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     }
     match failed {
         0 => Ok(()),
-        n => Err(Failure::new(format!("{n} measurements failed"))),
+        n => Err(Failure::new(format!("measurements that failed: {n}"))),
     }
 }
 
