@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::*;
@@ -422,17 +423,30 @@ fn an_outbox_without_threads_gives_its_memory_back() {
 fn an_item_is_counted_in_the_budget_before_any_thread_can_drop_it() {
     let budget = Budget::new(1 << 30);
     let outbox = Outbox::within(Limits::NONE, budget.clone());
+    // With a bound, so that this thread cannot push faster than the other one drops, for ever.
+    let mark = Limits {
+        frames: 64,
+        ..Limits::NONE
+    };
+    let (all, done) = (20_000, AtomicBool::new(false));
     std::thread::scope(|scope| {
         let drops = scope.spawn(|| {
             // The budget panics if more is given back than was taken.
-            for _ in 0..20_000 {
+            while !done.load(Ordering::Relaxed) {
                 outbox.discard();
             }
         });
-        while !drops.is_finished() {
-            outbox.push(item("a"), Limits::NONE, false).unwrap();
+        let mut pushed = 0;
+        while pushed < all && !drops.is_finished() {
+            match outbox.push(item("a"), mark, false) {
+                Ok(()) => pushed += 1,
+                Err(PushError::Full(_)) => std::thread::yield_now(),
+                Err(PushError::Closed(_)) => break,
+            }
         }
+        done.store(true, Ordering::Relaxed);
         drops.join().unwrap();
+        assert_eq!(pushed, all);
     });
     outbox.discard();
     assert_eq!(budget.used(), 0);
