@@ -94,6 +94,9 @@ impl Report {
 
     /// One object for each system of a case.
     pub(crate) fn json(&self, case: Case, machine: &Machine, others: f64) -> Vec<Value> {
+        let figures = self.rows_of(case).flat_map(|row| &row.figures);
+        let last = figures.flat_map(|(_, values)| values.keys()).max();
+        let last = last.copied().unwrap_or_default();
         let object = |row: &Row| {
             let mut object = Map::new();
             let runs = row.figures.iter().map(|(_, values)| values.len()).max();
@@ -108,10 +111,16 @@ impl Report {
             if let Some(ratio) = self.of_floor(row) {
                 object.insert("of_floor".into(), json!(ratio));
             }
+            // A place for each run, so that figures of two systems at one place are of one run.
+            let of_runs = |values: &Values| {
+                (1..=last)
+                    .map(|run| values.get(&run).copied())
+                    .collect::<Vec<_>>()
+            };
             let all: Map<_, _> = row
                 .figures
                 .iter()
-                .map(|(name, values)| ((*name).to_owned(), json!(values.values().collect::<Vec<_>>())))
+                .map(|(name, values)| ((*name).to_owned(), json!(of_runs(values))))
                 .collect();
             object.insert("each".into(), Value::Object(all));
             Value::Object(object)
@@ -300,6 +309,9 @@ mod tests {
         }
         let lines = report.lines(case, &[System::Nats]);
         assert!(lines[0].ends_with("0.38 (0.25 to 0.50)"), "{lines:?}");
+        let objects = report.json(case, &Machine::read(), 0.0);
+        assert_eq!(objects[0]["each"]["p99_us"], json!([100.0, 900.0, null, 100.0]));
+        assert_eq!(objects[1]["each"]["p99_us"], json!([200.0, null, 900.0, 400.0]));
     }
 
     #[test]
